@@ -9,6 +9,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var airtablePreset = Preset{Name: "airtable", Constructor: "Airtable()", kind: "Code and work", New: Airtable}
+
 // Airtable is the API of Airtable, with the limits of each base and of one user. A base has 5
 // requests a second from all users, and a user's tokens have 50 together. Airtable doesn't document
 // the kind of window, so windows roll.

@@ -8,6 +8,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var alchemyPreset = Preset{Name: "alchemy", Constructor: "Alchemy()", kind: "Exchanges and blockchains", New: Alchemy}
+
 // Alchemy is the API of Alchemy, with the limits of one free account. It has 500 compute units a
 // second, judged over 10 seconds: 5,000 may go at once. All keys, apps and chains of an account
 // share them. For another plan, change the Policy of the scope "account". The month's compute units

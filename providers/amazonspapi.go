@@ -14,6 +14,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var amazonSPAPIPreset = Preset{Name: "amazon-sp-api", Constructor: "AmazonSPAPI()", kind: "Payments and shops", New: AmazonSPAPI}
+
 // AmazonSPAPI is the Selling Partner API of Amazon, with the limits of each operation for one
 // selling partner. An operation has a token bucket for each partner and application: the one of GET
 // /orders/v0/orders gains a request a minute and holds 20. The scopes are Amazon's plans, named

@@ -10,7 +10,20 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/prompt"
 )
+
+var anthropicPreset = Preset{
+	Name: "anthropic", Constructor: "Anthropic(requests, input, output int64)", kind: "Language models",
+	Parameters: []Parameter{
+		{Name: "requests", About: "requests a minute of a model family", Min: 1, Example: "50"},
+		{Name: "input", About: "input tokens a minute of a model family", Min: 1, Example: "30000"},
+		{Name: "output", About: "output tokens a minute of a model family", Min: 1, Example: "8000"},
+	},
+	call: func(a arguments) Provider {
+		return Anthropic(a.number("requests"), a.number("input"), a.number("output"))
+	},
+}
 
 // Anthropic is the Messages API of Anthropic, with the limits of each model family in one
 // organization. The arguments are the requests, input tokens and output tokens per minute that the
@@ -64,7 +77,7 @@ func Anthropic(requests, input, output int64) Provider {
 	charge := func(unit, name string) answers.Charge {
 		return answers.Charge{Unit: unit, Field: answers.Field{Path: "usage." + name}, Or: answers.Field{Path: "message.usage." + name}}
 	}
-	api := &anthropic{bodies: prompts{blocks: true}, output: learner{first: 4_000}}
+	api := &anthropic{bodies: prompt.Reader{Image: anthropicImage, Blocks: true}, output: prompt.Learner{First: 4_000}}
 	return Provider{
 		Name: "anthropic",
 		Scopes: []Scope{
@@ -112,9 +125,9 @@ const (
 
 // anthropic is what a Provider knows of the Messages API.
 type anthropic struct {
-	bodies prompts
-	output learner
-	cache  prefixCache
+	bodies prompt.Reader
+	output prompt.Learner
+	cache  prompt.Cache
 }
 
 func isBatch(req *http.Request) bool {
@@ -131,7 +144,7 @@ func (a *anthropic) family(req *http.Request) (family string, counts bool) {
 	if !isMessage(req) {
 		return "", false
 	}
-	fields := a.bodies.key(req).fields
+	fields := a.bodies.Read(req).Fields
 	family, fast := familyOf(fields["model"]), ""
 	if fields["speed"] == "fast" {
 		fast = "-fast"
@@ -170,27 +183,27 @@ func (a *anthropic) cost(req *http.Request) throttle.Cost {
 	if !isMessage(req) {
 		return nil
 	}
-	p := a.bodies.same(req)
-	output := a.output.estimate(p.kinds()...)
-	if most := p.number("max_tokens"); most > 0 {
+	p := a.bodies.Peek(req)
+	output := a.output.Estimate(answerKinds(p)...)
+	if most := p.Number("max_tokens"); most > 0 {
 		output = min(output, most)
 	}
-	return throttle.Cost{inputTokens: p.tokens(anthropicImage) - a.cached(p).tokens, outputTokens: output}
+	return throttle.Cost{inputTokens: p.Tokens - a.cached(p).Tokens, outputTokens: output}
 }
 
-// kinds returns the kinds of requests whose answers are as long: those to the same model, and those
+// answerKinds returns the kinds of requests whose answers are as long: those to the same model, and those
 // to the same instructions with the same max_tokens.
-func (p prompt) kinds() []uint64 {
-	model := p.fields["model"]
-	return []uint64{kindOf(model), kindOf(model, strconv.FormatUint(p.instructions, 36), p.fields["max_tokens"])}
+func answerKinds(p prompt.Prompt) []uint64 {
+	model := p.Fields["model"]
+	return []uint64{prompt.Kind(model), prompt.Kind(model, strconv.FormatUint(p.Instructions, 36), p.Fields["max_tokens"])}
 }
 
 // cached returns the place up to which the request's input is free.
-func (a *anthropic) cached(p prompt) place {
-	if !readsAreFree(p.fields["model"]) {
-		return place{}
+func (a *anthropic) cached(p prompt.Prompt) prompt.Place {
+	if !readsAreFree(p.Fields["model"]) {
+		return prompt.Place{}
 	}
-	return a.cache.cached(p.places)
+	return a.cache.Last(p.Places)
 }
 
 // settle learns from the answer to a request.
@@ -198,24 +211,21 @@ func (a *anthropic) settle(req *http.Request) func(throttle.Cost) throttle.Cost 
 	if !isMessage(req) {
 		return nil
 	}
-	p := a.bodies.cost(req)
-	expected, admitted := a.cached(p), time.Now()
-	a.output.sent(p.kinds()...)
+	p := a.bodies.Take(req)
+	end, expected, admitted := a.output.Begin(answerKinds(p)...), a.cached(p), time.Now()
 	return func(reported throttle.Cost) throttle.Cost {
-		a.output.ended(p.kinds()...)
-		if n := min(reported[outputTokens], algorithms.MaxLimit); n > 0 { // an answer has at least one; a refusal has none
-			longs := max(1, time.Since(admitted).Seconds()/longAnswer.Seconds())
-			a.output.learn(int64(math.Ceil(float64(n)/longs)), p.kinds()...)
-		}
+		n := min(reported[outputTokens], algorithms.MaxLimit)
+		longs := max(1, time.Since(admitted).Seconds()/longAnswer.Seconds())
+		end(int64(math.Ceil(float64(n)/longs)), n > 0) // an answer has at least one token; a refusal has none
 		read, isAnswer := reported[cacheRead], reported[inputTokens]+reported[cacheRead] > 0
 		switch {
 		case !isAnswer:
-		case read < expected.tokens/4: // most of it was not in the cache, although it should have been
-			a.cache.drop(expected)
+		case read < expected.Tokens/4: // most of it was not in the cache, although it should have been
+			a.cache.Drop(expected)
 		case read+reported[cacheCreation] > 0:
-			a.cache.keep(p.places)
+			a.cache.Keep(p.Places)
 		}
-		if !readsAreFree(p.fields["model"]) && isAnswer {
+		if !readsAreFree(p.Fields["model"]) && isAnswer {
 			reported[inputTokens] += read
 		}
 		return reported

@@ -22,6 +22,14 @@ func message(t *testing.T, model string, prompt, most int, stream bool) *http.Re
 		fmt.Sprintf(`{"model":%q,"max_tokens":%d,"stream":%t,"messages":[{"role":"user","content":"%s"}]}`, model, most, stream, text))
 }
 
+// anthropic returns a stand-in with limits a minute. Its answers have a quarter of max_tokens.
+func anthropic(requests, input, output int64) *fakeapi.Server {
+	api := standIn("anthropic", fmt.Sprintf("requests=%d/m;algo=token_bucket", requests),
+		fmt.Sprintf("input=%d/m;algo=token_bucket", input), fmt.Sprintf("output=%d/m;algo=token_bucket", output))
+	api.Output = func(most int64) int64 { return most / 4 }
+	return api
+}
+
 func TestAnthropic(t *testing.T) {
 	d := long(5 * time.Minute)
 	for _, load := range []struct {
@@ -39,7 +47,7 @@ func TestAnthropic(t *testing.T) {
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.Anthropic(100, 30_000, 8_000)
+				api := anthropic(100, 30_000, 8_000)
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				api.Hold = fakeapi.Between(200*time.Millisecond, 3*time.Second)
 				saturate(t, over(t, providers.Anthropic(100, 30_000, 8_000), api), 64, d, func(int) *http.Request {
@@ -53,7 +61,7 @@ func TestAnthropic(t *testing.T) {
 
 func TestAnthropicRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := fakeapi.Anthropic(100, 30_000, 8_000)
+		api := anthropic(100, 30_000, 8_000)
 		rt := over(t, providers.Anthropic(100, 30_000, 8_000), api)
 		api.Trap(fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "7"}, Body: `{"type":"error","error":{"type":"rate_limit_error"}}`})
 		send(t, rt, message(t, "claude-sonnet-4-5", 10, 10, false))
@@ -172,7 +180,7 @@ func TestAnthropicCacheReads(t *testing.T) {
 // requests don't wait for the reset, even if no tier counts tokens.
 func TestAnthropicResetIsFullRefill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := fakeapi.Anthropic(100, 30_000, 8_000)
+		api := anthropic(100, 30_000, 8_000)
 		p := providers.Anthropic(600, 30_000, 8_000)
 		p.Cost, p.Scopes[0].Policy.Tiers = nil, p.Scopes[0].Policy.Tiers[:1]
 		rt := over(t, p, api)
@@ -194,7 +202,7 @@ func TestAnthropicCachedInput(t *testing.T) {
 	for _, stream := range []bool{false, true} {
 		t.Run(fmt.Sprintf("stream %t", stream), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.Anthropic(100, 30_000, 8_000)
+				api := anthropic(100, 30_000, 8_000)
 				api.Hold = fakeapi.Between(200*time.Millisecond, 3*time.Second)
 				saturate(t, over(t, providers.Anthropic(100, 30_000, 8_000), api), 64, d, func(int) *http.Request {
 					return postJSON(t, "https://api.anthropic.com/v1/messages",
@@ -209,7 +217,7 @@ func TestAnthropicCachedInput(t *testing.T) {
 // Responses report, in thousands, the input that others in the organization use.
 func TestAnthropicUsedElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := fakeapi.Anthropic(100, 30_000, 8_000)
+		api := anthropic(100, 30_000, 8_000)
 		send(t, api, message(t, "claude-sonnet-4-5", 24_000, 10, false))
 		saturate(t, over(t, providers.Anthropic(100, 30_000, 8_000), api), 1, 5*time.Minute, func(int) *http.Request {
 			return message(t, "claude-sonnet-4-5", 2_000, 10, true)
@@ -258,7 +266,7 @@ func ExampleAnthropic() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, fakeapi.Anthropic(100, 30_000, 8_000)) // instead of the network
+	serve(client, anthropic(100, 30_000, 8_000)) // instead of the network
 
 	body := strings.NewReader(`{"model":"claude-sonnet-4-5","max_tokens":1000,"messages":[{"role":"user","content":"Say hello."}]}`)
 	resp, err := client.Post("https://api.anthropic.com/v1/messages", "application/json", body)

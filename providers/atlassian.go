@@ -10,6 +10,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var atlassianPreset = Preset{Name: "atlassian", Constructor: "Atlassian()", kind: "Code and work", New: Atlassian}
+
 // Atlassian is the API of Jira Cloud and Confluence Cloud, with the limits of one app and of each
 // endpoint and issue. In each site an endpoint has a bucket: 100 GETs a second, 100 POSTs, and 50
 // PUTs, DELETEs or PATCHes; the customers of a service desk have 5. Some endpoints have more.

@@ -61,16 +61,18 @@ func (a Auto) Transport(s throttle.Store) (*throttle.Transport, error) {
 			return nil, err
 		}
 	}
-	for _, preset := range presets() {
-		p, to := preset.example(), d.limited
-		if names[p.Name] {
-			continue
-		}
-		if preset.New == nil {
-			p, to = unlimited(p.Name, p.Profile, p.Hosts...), d.untold
-		}
-		if err := to.add(p, s); err != nil {
-			return nil, err
+	for _, preset := range Presets() {
+		for _, p := range preset.apis() {
+			to := d.limited
+			if names[p.Name] {
+				continue
+			}
+			if preset.New == nil {
+				p, to = unlimited(p.Name, p.Profile, p.Hosts...), d.untold
+			}
+			if err := to.add(p, s); err != nil {
+				return nil, err
+			}
 		}
 	}
 	profile := answers.Common()
@@ -103,7 +105,7 @@ type directory struct {
 type api struct {
 	*throttle.Transport
 	scopes []Scope
-	router // its hosts
+	hosts  []string
 }
 
 // apis are APIs by host, and by what follows the last * of a host, from its first point on, such as
@@ -127,7 +129,7 @@ func (m apis) add(p Provider, s throttle.Store) error {
 				host = "." + after
 			}
 		}
-		m[host] = append(m[host], &api{t, p.Scopes, router{hosts: p.Hosts}})
+		m[host] = append(m[host], &api{t, p.Scopes, p.Hosts})
 	}
 	return nil
 }
@@ -152,7 +154,7 @@ func (m apis) of(host string) []*api {
 
 // serving returns the APIs at a host.
 func serving(found []*api, host string) []*api {
-	if others := func(a *api) bool { return !a.serves(host) }; slices.ContainsFunc(found, others) {
+	if others := func(a *api) bool { return !serves(a.hosts, host) }; slices.ContainsFunc(found, others) {
 		found = slices.DeleteFunc(slices.Clone(found), others)
 	}
 	return found

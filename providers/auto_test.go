@@ -1,18 +1,10 @@
 package providers_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/printer"
-	"go/token"
 	"net/http"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -20,7 +12,6 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
-	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -36,44 +27,8 @@ func auto(t *testing.T, a providers.Auto, s throttle.Store, api http.RoundTrippe
 	return transport
 }
 
-// constructors returns the constructors of the package as its source declares them.
-func constructors(t *testing.T) (found []string) {
-	t.Helper()
-	files, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	set := token.NewFileSet()
-	for _, name := range files {
-		source, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		file, err := parser.ParseFile(set, name, source, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, d := range file.Decls {
-			f, ok := d.(*ast.FuncDecl)
-			if !ok || f.Recv != nil || !f.Name.IsExported() || f.Type.Results == nil || len(f.Type.Results.List) != 1 {
-				continue
-			}
-			if of, ok := f.Type.Results.List[0].Type.(*ast.Ident); !ok || of.Name != "Provider" {
-				continue
-			}
-			f.Type.Results = nil
-			var text bytes.Buffer
-			if err := printer.Fprint(&text, set, f.Type); err != nil {
-				t.Fatal(err)
-			}
-			found = append(found, f.Name.Name+strings.TrimPrefix(text.String(), "func"))
-		}
-	}
-	slices.Sort(found)
-	return found
-}
-
-// Lookup finds every constructor by each of its hosts, and calls those that need nothing.
+// Lookup finds every preset by each of its hosts, and calls those that need nothing. TestPage compares
+// Presets with the source.
 func TestLookup(t *testing.T) {
 	found := make(map[string]bool)
 	for _, preset := range presets {
@@ -93,13 +48,10 @@ func TestLookup(t *testing.T) {
 			}
 		}
 	}
-	var names []string
-	for name := range found {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	if want := constructors(t); !slices.Equal(names, want) {
-		t.Errorf("found %q\nwant %q: add the missing ones to presets in lookup.go", names, want)
+	for _, p := range providers.Presets() {
+		if !found[p.String()] {
+			t.Errorf("%s is not found by its hosts", p)
+		}
 	}
 	if l := providers.Lookup("example.com"); l != nil {
 		t.Errorf("example.com: %v", l)
@@ -329,6 +281,23 @@ func ExampleLookup() {
 	// example.com []
 }
 
+func ExamplePresets() {
+	for _, p := range providers.Presets() {
+		if p.Name != "bedrock" {
+			continue
+		}
+		for _, param := range p.Parameters {
+			fmt.Printf("%s: %s, such as %s\n", param.Name, param.About, param.Example)
+		}
+		limits := p.Provider(map[string]string{"requests": "0", "tokens": "200000"})
+		fmt.Println(limits.Scope("x1").Policy.Tiers)
+	}
+	// Output:
+	// requests: requests a minute of a model; 0: not limited, such as 50
+	// tokens: tokens a minute of a model, such as 200000
+	// [200000/m;unit=tokens-x1;estimated=true]
+}
+
 func ExampleAuto() {
 	stripe := providers.Stripe()
 	stripe.Scope("account").Policy.Tiers = []throttle.Tier{throttle.PerSecond(500)}
@@ -337,7 +306,7 @@ func ExampleAuto() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, fakeapi.Notion()) // instead of the network
+	serve(client, standIn("notion")) // instead of the network
 
 	resp, err := client.Get("https://api.notion.com/v1/users")
 	if err != nil {

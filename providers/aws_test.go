@@ -61,7 +61,7 @@ func TestAWSProfile(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				api := fakeapi.OpenAI(1_000, 1_000, time.Minute)
+				api := openAI(1_000, 1_000)
 				rt := &throttle.Transport{Base: api, Limiter: l, Profile: &p}
 				header := map[string]string{"Content-Type": "application/x-amz-json-1.0"}
 				for name, value := range test.header {

@@ -8,7 +8,17 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/prompt"
 )
+
+var azureOpenAIPreset = Preset{
+	Name: "azure-openai", Constructor: "AzureOpenAI(requests, tokens int64)", kind: "Language models",
+	Parameters: []Parameter{
+		{Name: "requests", About: "requests a minute of a deployment", Min: 1, Example: "600"},
+		{Name: "tokens", About: "tokens a minute of a deployment", Min: 1, Example: "100000"},
+	},
+	call: func(a arguments) Provider { return AzureOpenAI(a.number("requests"), a.number("tokens")) },
+}
 
 // AzureOpenAI is the API of Azure OpenAI, and of other models in Azure AI Foundry, with the limits
 // of each deployment. The arguments are a deployment's requests and tokens a minute. The path of a
@@ -38,14 +48,14 @@ func AzureOpenAI(requests, tokens int64) Provider {
 	reset := func(of string) []answers.Field { // both spellings occur
 		return []answers.Field{{Header: "X-Ratelimit-Reset-" + of, Format: answers.Seconds}, {Header: "X-Rate-Limit-Reset-" + of, Format: answers.Seconds}}
 	}
-	bodies := new(prompts)
+	bodies := &prompt.Reader{Image: openAIImage}
 	return Provider{
 		Name: "azureopenai",
-		Scopes: []Scope{some("deployment", page, bodies.azureDeployment,
+		Scopes: []Scope{some("deployment", page, func(req *http.Request) (string, bool) { return azureDeployment(req, bodies) },
 			paced(requests), throttle.Tier{Limit: max(1, requests/6), Window: 10 * time.Second}, minute(tokens, "tokens"))},
 		Cost: func(req *http.Request) throttle.Cost {
-			p := bodies.cost(req)
-			return throttle.Cost{"tokens": min(p.tokens(openAIImage)+p.output(), algorithms.MaxLimit)}
+			p := bodies.Take(req)
+			return throttle.Cost{"tokens": min(p.Tokens+maxOutput(p), algorithms.MaxLimit)}
 		},
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{quota("Requests", ""), quota("Tokens", "tokens")},
@@ -65,7 +75,7 @@ func AzureOpenAI(requests, tokens int64) Provider {
 }
 
 // azureDeployment returns the resource and the deployment of a request. A resource has several hosts.
-func (c *prompts) azureDeployment(req *http.Request) (deployment string, counts bool) {
+func azureDeployment(req *http.Request, bodies *prompt.Reader) (deployment string, counts bool) {
 	resource, _, _ := strings.Cut(hostOf(req), ".")
 	parts := strings.Split(strings.TrimPrefix(req.URL.Path, "/"), "/")
 	switch {
@@ -74,11 +84,11 @@ func (c *prompts) azureDeployment(req *http.Request) (deployment string, counts 
 	case len(parts) > 3 && parts[0] == "openai" && parts[1] == "deployments":
 		deployment = parts[2]
 	case parts[0] == "openai" || parts[0] == "models" || parts[0] == "anthropic":
-		body := c.key(req)
+		body := bodies.Read(req)
 		if !readsPrompt(req, body) {
 			return "", false
 		}
-		deployment = body.fields["model"]
+		deployment = body.Fields["model"]
 	default:
 		return "", false
 	}

@@ -119,7 +119,7 @@ func TestAzureOpenAIRefusals(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.OpenAI(100_000, 1e9, time.Minute)
+				api := openAI(100_000, 1e9)
 				rt := over(t, providers.AzureOpenAI(6_000, 5_000), withoutReports{api})
 				api.Trap(fakeapi.Reply{Status: test.status, Header: test.header, Body: test.body})
 				send(t, rt, deployed(t, "gpt", 10, 10))

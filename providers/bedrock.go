@@ -10,7 +10,17 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/prompt"
 )
+
+var bedrockPreset = Preset{
+	Name: "bedrock", Constructor: "Bedrock(requests, tokens int64)", kind: "Language models",
+	Parameters: []Parameter{
+		{Name: "requests", About: "requests a minute of a model; 0: not limited", Default: "0", Example: "50"},
+		{Name: "tokens", About: "tokens a minute of a model", Min: 1, Example: "200000"},
+	},
+	call: func(a arguments) Provider { return Bedrock(a.number("requests"), a.number("tokens")) },
+}
 
 // Bedrock is the API of the models of Amazon Bedrock, with the limits of each model in a region.
 // The arguments are the requests and tokens a minute that Service Quotas shows for a model. If
@@ -37,7 +47,7 @@ import (
 // see [AWSSendBy].
 func Bedrock(requests, tokens int64) Provider {
 	const page = "https://docs.aws.amazon.com/bedrock/latest/userguide/quotas-token-burndown.html"
-	api := &bedrock{tokens: tokens, output: learner{first: 4_000}}
+	api := &bedrock{bodies: prompt.Reader{Image: anthropicImage}, tokens: tokens, output: prompt.Learner{First: 4_000}}
 	bodies := &api.bodies
 	p := Provider{
 		Name:   "bedrock",
@@ -63,9 +73,9 @@ func Bedrock(requests, tokens int64) Provider {
 		if tiers[0].Estimated = true; requests > 0 {
 			tiers = append(tiers, throttle.PerMinute(requests))
 		}
-		read := bodies.same
+		read := bodies.Peek
 		if i == 3 { // the outermost scope, whose Key is the first
-			read = bodies.key
+			read = bodies.Read
 		}
 		p.Scopes = append(p.Scopes, some(fmt.Sprint("x", rate), page, func(req *http.Request) (string, bool) {
 			model, counts := bedrockModel(req, read)
@@ -86,13 +96,13 @@ func bedrockUnit(rate int) string { return fmt.Sprint("tokens-x", rate) }
 
 // bedrockModel returns the model that a request invokes. The path names it, or in OpenAI's protocol the
 // body.
-func bedrockModel(req *http.Request, read func(*http.Request) prompt) (model string, counts bool) {
+func bedrockModel(req *http.Request, read func(*http.Request) prompt.Prompt) (model string, counts bool) {
 	if req.Method != http.MethodPost {
 		return "", false
 	}
 	if strings.HasPrefix(req.URL.Path, "/openai/") {
 		body := read(req)
-		return body.fields["model"], readsPrompt(req, body)
+		return body.Fields["model"], readsPrompt(req, body)
 	}
 	path, invokes := strings.CutPrefix(req.URL.Path, "/model/")
 	end := max(0, strings.LastIndexByte(path, '/'))
@@ -139,42 +149,39 @@ var noOutput = regexp.MustCompile(`embed|rerank|image|canvas|stability|video|ree
 
 // bedrock is what a Provider knows of its models.
 type bedrock struct {
-	bodies prompts
+	bodies prompt.Reader
 	tokens int64 // a minute, as the account has them
-	output learner
+	output prompt.Learner
 }
 
 // expect returns a request's prompt, model and kinds, and the most output that it asks for.
-func (b *bedrock) expect(req *http.Request) (p prompt, model string, kinds []uint64, most int64) {
-	p = b.bodies.same(req)
-	model, _ = bedrockModel(req, func(*http.Request) prompt { return p })
-	most = p.number("max_tokens", "max_completion_tokens", "max_gen_len", "inferenceConfig.maxTokens", "inferenceConfig.max_new_tokens", "textGenerationConfig.maxTokenCount")
+func (b *bedrock) expect(req *http.Request) (p prompt.Prompt, model string, kinds []uint64, most int64) {
+	p = b.bodies.Peek(req)
+	model, _ = bedrockModel(req, func(*http.Request) prompt.Prompt { return p })
+	most = p.Number("max_tokens", "max_completion_tokens", "max_gen_len", "inferenceConfig.maxTokens", "inferenceConfig.max_new_tokens", "textGenerationConfig.maxTokenCount")
 	if most == 0 && !noOutput.MatchString(model) {
 		most = bedrockOutput
 	}
-	return p, model, []uint64{kindOf(model), kindOf(model, strconv.FormatInt(most, 10))}, most
+	return p, model, []uint64{prompt.Kind(model), prompt.Kind(model, strconv.FormatInt(most, 10))}, most
 }
 
 // cost returns the estimated cost of a request.
 func (b *bedrock) cost(req *http.Request) throttle.Cost {
 	p, model, kinds, most := b.expect(req)
-	rate, input := bedrockRate(model), p.tokens(anthropicImage)
-	settled := min(input+int64(rate)*min(most, b.output.estimate(kinds...)), b.tokens)
+	rate, input := bedrockRate(model), p.Tokens
+	settled := min(input+int64(rate)*min(most, b.output.Estimate(kinds...)), b.tokens)
 	return throttle.Cost{bedrockUnit(rate): min(max(input+most, settled), algorithms.MaxLimit)}
 }
 
 // settle learns from the answer to a request.
 func (b *bedrock) settle(req *http.Request) func(throttle.Cost) throttle.Cost {
 	_, model, kinds, _ := b.expect(req)
-	if b.bodies.cost(req); model == "" { // forgets the body
+	if b.bodies.Take(req); model == "" { // forgets the body
 		return nil
 	}
-	b.output.sent(kinds...)
+	end := b.output.Begin(kinds...)
 	return func(reported throttle.Cost) throttle.Cost {
-		b.output.ended(kinds...)
-		if n := reported[outputTokens]; n > 0 {
-			b.output.learn(n, kinds...)
-		}
+		end(reported[outputTokens], reported[outputTokens] > 0)
 		return reported
 	}
 }

@@ -213,7 +213,7 @@ func TestBedrockRefusals(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.OpenAI(100_000, 1e9, time.Minute)
+				api := openAI(100_000, 1e9)
 				rt := over(t, providers.Bedrock(1_000, 1_000_000), api)
 				api.Trap(test.reply)
 				send(t, rt, converse(t, claude, 1, 1))

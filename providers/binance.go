@@ -3,12 +3,16 @@ package providers
 import (
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/retryafter"
 )
+
+var binancePreset = Preset{Name: "binance", Constructor: "Binance()", kind: "Exchanges and blockchains", New: Binance}
 
 // Binance is the Spot REST API of Binance, with the limits of one IP address and one account. An IP
 // address has a weight of 6,000 a minute and 300,000 requests in 5 minutes; an account has 100
@@ -70,6 +74,8 @@ func Binance() Provider {
 	}
 }
 
+var binanceUSPreset = Preset{Name: "binance-us", Constructor: "BinanceUS()", kind: "Exchanges and blockchains", New: BinanceUS}
+
 // BinanceUS is the REST API of Binance.US, with the limits of one IP address and one account. It is
 // an exchange of its own. An IP address has a weight of 1,200 a minute and 6,100 requests in 5
 // minutes; an account has 100 orders in 10 seconds and 200,000 a day. These are the limits that its
@@ -111,11 +117,6 @@ func binanceProfile(quotas ...answers.Quota) answers.Profile {
 			{Status: http.StatusForbidden, Kind: answers.Banned, Reason: "firewall", Wide: true},
 		},
 	}
-}
-
-// fixed returns a tier of fixed windows, whose boundaries follow the provider's clock.
-func fixed(limit int64, window time.Duration, unit string) throttle.Tier {
-	return throttle.Tier{Limit: limit, Window: window, Unit: unit, Algorithm: throttle.FixedWindow, Phase: throttle.UnknownPhase}
 }
 
 // binanceCost returns the costs of requests with these weights. A request below /sapi has no weight
@@ -265,4 +266,36 @@ func symbols(all int) func(url.Values) int {
 		}
 		return all
 	}
+}
+
+// binanceSendBy returns the time when a signed request expires: recvWindow after its timestamp. The
+// timestamp is in milliseconds or microseconds. recvWindow may be a decimal number of milliseconds;
+// its default is 5,000. A parameter in the query replaces the same parameter in the form. For a
+// request that is not signed, or that Binance would not understand, binanceSendBy returns the zero
+// time.
+//
+// Sources:
+// https://github.com/binance/binance-spot-api-docs/blob/a5e0bc3/rest-api.md#timing-security and
+// https://developers.binance.com/docs/binance-spot-api-docs/rest-api/request-security, read on
+// 2026-11-22.
+func binanceSendBy(req *http.Request) time.Time {
+	const leastMicros = 100_000_000_000_000 // as milliseconds, the year 5138
+	q := form(req)
+	n, err := strconv.ParseInt(q.Get("timestamp"), 10, 64)
+	if err != nil || n <= 0 {
+		return time.Time{}
+	}
+	signed := time.UnixMilli(n)
+	if n >= leastMicros {
+		signed = time.UnixMicro(n)
+	}
+	window := 5 * time.Second
+	if q.Has("recvWindow") {
+		d, ok := retryafter.Seconds(q.Get("recvWindow"))
+		if !ok {
+			return time.Time{}
+		}
+		window = d / 1000
+	}
+	return signed.Add(window)
 }

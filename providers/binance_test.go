@@ -25,6 +25,11 @@ func post(t *testing.T, url string) *http.Request {
 	return req
 }
 
+// binanceAPI returns a stand-in with the limits of an account that has fewer orders.
+func binanceAPI() *fakeapi.Server {
+	return standIn("binance", "raw=61000/5m;algo=fixed_window", "orders=50/10s;algo=fixed_window", "day=160000/1d;algo=fixed_window")
+}
+
 // binanceOf returns the preset with the orders of the account that the stand-in has.
 func binanceOf() providers.Provider {
 	p := providers.Binance()
@@ -36,7 +41,7 @@ func TestBinance(t *testing.T) {
 	for _, skew := range []time.Duration{0, 17 * time.Second} {
 		t.Run(fmt.Sprintf("saturated, clock ahead by %v", skew), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.Binance()
+				api := binanceAPI()
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				api.Skew = skew
 				rt := over(t, binanceOf(), api)
@@ -54,7 +59,7 @@ func TestBinance(t *testing.T) {
 	}
 	t.Run("orders", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := fakeapi.Binance()
+			api := binanceAPI()
 			api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 			saturate(t, over(t, binanceOf(), api), 8, 2*time.Minute, func(worker int) *http.Request {
 				if worker%2 == 0 {
@@ -67,7 +72,7 @@ func TestBinance(t *testing.T) {
 	})
 	t.Run("filled orders no longer count", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := fakeapi.Binance()
+			api := binanceAPI()
 			api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 			saturate(t, over(t, binanceOf(), api), 4, time.Minute, func(int) *http.Request {
 				return post(t, binance+"order?symbol=BTCUSDT&type=MARKET")
@@ -83,7 +88,7 @@ func TestBinanceRefusals(t *testing.T) {
 	trap := func(name string, reply fakeapi.Reply, check func(*testing.T, http.RoundTripper)) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.Binance()
+				api := binanceAPI()
 				rt := over(t, providers.Binance(), api)
 				api.Trap(reply)
 				if status, _, _ := send(t, rt, post(t, order)); status != reply.Status {
@@ -199,7 +204,7 @@ func TestBinanceSendBy(t *testing.T) {
 // turn. It refuses the others immediately and charges nothing for them.
 func TestBinanceSignedOrders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := fakeapi.Binance()
+		api := binanceAPI()
 		api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 		rt := over(t, binanceOf(), api)
 		burst := func(n int) (served, late int) {
@@ -239,7 +244,7 @@ func TestBinanceSignedOrders(t *testing.T) {
 // The used weight in each response includes the use of others with the same address.
 func TestBinanceUsedElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := fakeapi.Binance()
+		api := binanceAPI()
 		rt := over(t, providers.Binance(), api)
 		for range 110 { // 5,500 of weight
 			send(t, api, get(t, binance+"depth?limit=1000"))
@@ -411,7 +416,7 @@ func ExampleBinance() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, fakeapi.Binance()) // instead of the network
+	serve(client, binanceAPI()) // instead of the network
 
 	resp, err := client.Get("https://api.binance.com/api/v3/depth?symbol=BTCUSDT&limit=1000")
 	if err != nil {

@@ -11,6 +11,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var binanceFuturesPreset = Preset{Name: "binance-futures", Constructor: "BinanceFutures()", kind: "Exchanges and blockchains", New: BinanceFutures}
+
 // BinanceFutures is the REST API of Binance's futures, with the limits of one IP address and one
 // account. Futures margined in USD are at fapi.binance.com, and futures margined in coins at
 // dapi.binance.com. Each host has quotas of its own. An IP address has a weight of 2,400 a minute.

@@ -2,12 +2,15 @@ package providers
 
 import (
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
 )
+
+var bybitPreset = Preset{Name: "bybit", Constructor: "Bybit()", kind: "Exchanges and blockchains", New: Bybit}
 
 // Bybit is the V5 API of Bybit, with the limits of one IP address and of one account without a VIP
 // level. An IP address has 600 requests in 5 seconds, over all hosts of Bybit. An account has a
@@ -77,12 +80,7 @@ func Bybit() Provider {
 }
 
 // bybitLimits are the limits of endpoints by Bybit's table, without those of orders.
-var bybitLimits = []struct {
-	name   string
-	limit  int64
-	window time.Duration
-	paths  string // below /v5/
-}{
+var bybitLimits = pathLimits{ // below /v5/
 	{"1/s", 1, time.Second, `
 		account/borrow account/repay account/no-convert-repay account/quick-repayment account/upgrade-to-uta
 		asset/withdraw/vasp/list user/create-sub-member user/create-sub-api spot-margin-trade/fixedborrow
@@ -130,16 +128,7 @@ var bybitLimits = []struct {
 
 const bybitUnlisted = "5/s"
 
-// bybitNames are the names of the limits by path.
-var bybitNames = func() map[string]string {
-	names := make(map[string]string)
-	for _, l := range bybitLimits {
-		for path := range strings.FieldsSeq(l.paths) {
-			names[path] = l.name
-		}
-	}
-	return names
-}()
+var bybitNames = bybitLimits.names()
 
 // bybitPrivate returns the path of a private request below /v5/.
 func bybitPrivate(req *http.Request) (path string, private bool) {
@@ -218,4 +207,19 @@ func bybitCost(req *http.Request) throttle.Cost {
 		}
 	}
 	return cost
+}
+
+// bybitSendBy returns the time when a signed request expires: X-BAPI-RECV-WINDOW after its
+// X-BAPI-TIMESTAMP, both in milliseconds. Without a window, 5 seconds after it.
+//
+// Source: https://bybit-exchange.github.io/docs/v5/guide, read on 2026-11-22.
+func bybitSendBy(req *http.Request) time.Time {
+	signed := headerMillis(req, "X-BAPI-TIMESTAMP")
+	if signed.IsZero() {
+		return signed
+	}
+	if window, err := strconv.ParseUint(req.Header.Get("X-BAPI-RECV-WINDOW"), 10, 31); err == nil {
+		return signed.Add(time.Duration(window) * time.Millisecond)
+	}
+	return signed.Add(5 * time.Second)
 }

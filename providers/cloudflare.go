@@ -9,6 +9,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var cloudflarePreset = Preset{Name: "cloudflare", Constructor: "Cloudflare()", kind: "Clouds and office", New: Cloudflare}
+
 // Cloudflare is the API of Cloudflare, with the limits of one user or one account token. A user's
 // keys, tokens and dashboard share 1,200 requests in 5 minutes, and an account token has as many.
 // An IP address has 200 a second, and GraphQL has 300 queries in 5 minutes. Cloudflare doesn't
@@ -28,12 +30,7 @@ func Cloudflare() Provider {
 			some("graphql", graphql, when(cloudflareGraphQL), throttle.Tier{Limit: 300, Window: block, Unit: "queries"}),
 			every("user", page, throttle.Tier{Limit: 1_200, Window: block}, throttle.PerSecond(200)),
 		},
-		Cost: func(req *http.Request) throttle.Cost {
-			if cloudflareGraphQL(req) {
-				return throttle.Cost{"queries": 1}
-			}
-			return nil
-		},
+		Cost: costsOne("queries", when(cloudflareGraphQL)),
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{{
 				Window:    block,

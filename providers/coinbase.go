@@ -7,7 +7,10 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/retryafter"
 )
+
+var coinbaseExchangePreset = Preset{Name: "coinbase-exchange", Constructor: "CoinbaseExchange()", kind: "Exchanges and blockchains", New: CoinbaseExchange}
 
 // CoinbaseExchange is the REST API of Coinbase Exchange, with the limits of one IP address and one
 // profile. Public requests have a token bucket for each address. Private requests, which have a
@@ -40,6 +43,8 @@ func CoinbaseExchange() Provider {
 		Hosts:  []string{"api.exchange.coinbase.com"},
 	}
 }
+
+var coinbaseAppPreset = Preset{Name: "coinbase-app", Constructor: "CoinbaseApp()", kind: "Exchanges and blockchains", New: CoinbaseApp}
 
 // CoinbaseApp is the API of the Coinbase app and of Advanced Trade, with the limits of one key, one
 // user and one IP address. The paths of the app begin with /v2, and those of Advanced Trade with
@@ -78,4 +83,16 @@ func CoinbaseApp() Provider {
 		},
 		Hosts: []string{"api.coinbase.com"},
 	}
+}
+
+// coinbaseSendBy returns the time when a request to Coinbase Exchange expires: 30 seconds after its
+// CB-ACCESS-TIMESTAMP.
+//
+// Source: https://docs.cdp.coinbase.com/exchange/rest-api/authentication, read on 2026-11-22.
+func coinbaseSendBy(req *http.Request) time.Time {
+	signed, ok := retryafter.Seconds(req.Header.Get("CB-ACCESS-TIMESTAMP"))
+	if !ok {
+		return time.Time{}
+	}
+	return time.Unix(0, int64(signed)).Add(30 * time.Second)
 }

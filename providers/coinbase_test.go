@@ -34,7 +34,7 @@ func TestCoinbaseExchange(t *testing.T) {
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.CoinbaseExchange()
+				api := standIn("coinbaseexchange")
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				saturate(t, over(t, providers.CoinbaseExchange(), api), 8, d, func(int) *http.Request { return load.next(t) })
 				checkServed(t, api, 0.97*load.rate*d.Seconds())
@@ -43,7 +43,7 @@ func TestCoinbaseExchange(t *testing.T) {
 	}
 	t.Run("all at once", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := fakeapi.CoinbaseExchange()
+			api := standIn("coinbaseexchange")
 			api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 			paths := []string{"/orders", "/fills", "/loans", "/accounts"}
 			saturate(t, over(t, providers.CoinbaseExchange(), api), 16, d, func(worker int) *http.Request {
@@ -65,7 +65,7 @@ func TestCoinbaseExchange(t *testing.T) {
 	})
 	t.Run("a 429 without a wait pauses only the profile", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := fakeapi.CoinbaseExchange()
+			api := standIn("coinbaseexchange")
 			rt := over(t, providers.CoinbaseExchange(), api)
 			api.Trap(fakeapi.Reply{Status: http.StatusTooManyRequests, Body: `{"message":"Too many requests"}`})
 			if status, body, _ := send(t, rt, private(t, "/orders")); status != 429 || body != `{"message":"Too many requests"}` {
@@ -83,7 +83,7 @@ func TestCoinbaseExchange(t *testing.T) {
 
 func TestCoinbaseApp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := fakeapi.CoinbaseApp()
+		api := standIn("coinbaseapp")
 		api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 		rt := over(t, providers.CoinbaseApp(), api)
 		saturate(t, rt, 8, 2*time.Hour, func(int) *http.Request { return get(t, "https://api.coinbase.com/v2/accounts") })
@@ -138,7 +138,7 @@ func ExampleCoinbaseExchange() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, fakeapi.CoinbaseExchange()) // instead of the network
+	serve(client, standIn("coinbaseexchange")) // instead of the network
 
 	resp, err := client.Get("https://api.exchange.coinbase.com/products")
 	if err != nil {
@@ -156,7 +156,7 @@ func ExampleCoinbaseApp() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, fakeapi.CoinbaseApp()) // instead of the network
+	serve(client, standIn("coinbaseapp")) // instead of the network
 
 	resp, err := client.Get("https://api.coinbase.com/v2/accounts")
 	if err != nil {

@@ -9,6 +9,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var discordPreset = Preset{Name: "discord", Constructor: "Discord()", kind: "Messages", New: Discord}
+
 // Discord is the API of Discord, with the limits of one IP address, one bot and each route. A bot has
 // 50 requests a second in all, not counting those with an interaction's token, and for each route a
 // quota that only responses report. A route is a method and a path; the channel, guild or webhook in

@@ -20,7 +20,7 @@ func TestDiscord(t *testing.T) {
 	t.Run("quotas of routes come from responses", func(t *testing.T) {
 		d := long(3 * time.Minute)
 		synctest.Test(t, func(t *testing.T) {
-			api := fakeapi.Discord()
+			api := standIn("discord")
 			api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 			api.Hold = fakeapi.Between(20*time.Millisecond, 100*time.Millisecond)
 			saturate(t, over(t, providers.Discord(), api), 16, d, func(w int) *http.Request {
@@ -32,7 +32,7 @@ func TestDiscord(t *testing.T) {
 	t.Run("50 a second in all", func(t *testing.T) {
 		d := long(20 * time.Second)
 		synctest.Test(t, func(t *testing.T) {
-			api := fakeapi.Discord()
+			api := standIn("discord")
 			api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 			saturate(t, over(t, providers.Discord(), api), 100, d, func(w int) *http.Request {
 				return get(t, fmt.Sprintf("%s/guilds/%d/members", discord, w))
@@ -67,7 +67,7 @@ func TestDiscordRefusals(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.Discord()
+				api := standIn("discord")
 				rt := over(t, providers.Discord(), api)
 				api.Trap(test.reply)
 				send(t, rt, get(t, one))
@@ -84,7 +84,7 @@ func TestDiscordRefusals(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.Discord()
+				api := standIn("discord")
 				rt := over(t, providers.Discord(), api)
 				reply.Status = 429
 				api.Trap(reply)
@@ -105,7 +105,7 @@ func TestDiscordRefusals(t *testing.T) {
 	}
 	t.Run("a shared 429 of 22 minutes closes the route", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := fakeapi.Discord()
+			api := standIn("discord")
 			rt := over(t, providers.Discord(), api)
 			api.Trap(fakeapi.Reply{Status: 429, Header: bucket("Retry-After", "1337", "X-RateLimit-Scope", "shared")})
 			send(t, rt, get(t, one))
@@ -267,7 +267,7 @@ func ExampleDiscord() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, fakeapi.Discord()) // instead of the network
+	serve(client, standIn("discord")) // instead of the network
 
 	resp, err := client.Get("https://discord.com/api/v10/channels/1/messages")
 	if err != nil {

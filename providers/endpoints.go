@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/apithrottle/throttle"
 )
@@ -65,6 +66,25 @@ func (l *endpointLimit) key(method, path string) (key string, counts bool) {
 // match reports whether a request has a limit in the table.
 func (ls *endpointLimits) match(method, path string) bool {
 	return slices.ContainsFunc(ls.of, func(l endpointLimit) bool { _, counts := l.key(method, path); return counts })
+}
+
+// pathLimits are limits that each of their paths has.
+type pathLimits []struct {
+	name   string
+	limit  int64
+	window time.Duration
+	paths  string
+}
+
+// names returns the names of the limits by path.
+func (ls pathLimits) names() map[string]string {
+	names := make(map[string]string)
+	for _, l := range ls {
+		for path := range strings.FieldsSeq(l.paths) {
+			names[path] = l.name
+		}
+	}
+	return names
 }
 
 // matches reports whether a path has the form of a pattern, in which * stands for a segment.

@@ -8,6 +8,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var etherscanPreset = Preset{Name: "etherscan", Constructor: "Etherscan()", kind: "Exchanges and blockchains", New: Etherscan}
+
 // Etherscan is the V2 API of Etherscan, with the limits of one account on the free plan. All API
 // keys of an account share 3 requests a second and 100,000 a day. The paid plans have 5, 10, 20 and
 // 30 a second and 100,000 to 1,500,000 a day. Etherscan doesn't document the kind of window, so

@@ -18,7 +18,7 @@ const etherscan = "https://api.etherscan.io/v2/api?chainid=1&module=account&acti
 func TestEtherscan(t *testing.T) {
 	t.Run("saturated", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := fakeapi.Etherscan()
+			api := standIn("etherscan")
 			api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 			saturate(t, over(t, providers.Etherscan(), api), 4, 5*time.Minute, func(int) *http.Request { return get(t, etherscan) })
 			checkServed(t, api, 0.95*3*300)
@@ -26,7 +26,7 @@ func TestEtherscan(t *testing.T) {
 	})
 	t.Run("a refusal with status 200 and no wait", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := fakeapi.Etherscan()
+			api := standIn("etherscan")
 			rt := over(t, providers.Etherscan(), api)
 			for range 3 { // another program with the same account
 				send(t, api, get(t, etherscan))
@@ -41,7 +41,7 @@ func TestEtherscan(t *testing.T) {
 	})
 	t.Run("a wrong key is not a refusal", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := fakeapi.Etherscan()
+			api := standIn("etherscan")
 			rt := over(t, providers.Etherscan(), api)
 			api.Trap(fakeapi.Reply{Body: `{"status":"0","message":"NOTOK","result":"Invalid API Key"}`})
 			send(t, rt, get(t, etherscan))
@@ -90,7 +90,7 @@ func ExampleEtherscan() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, fakeapi.Etherscan()) // instead of the network
+	serve(client, standIn("etherscan")) // instead of the network
 
 	resp, err := client.Get("https://api.etherscan.io/v2/api?chainid=1&module=account&action=balance")
 	if err != nil {

@@ -112,7 +112,7 @@ func FuzzPresets(f *testing.F) {
 		if limiter == nil {
 			return
 		}
-		permit, err := limiter.TryAcquire(cost)
+		permit, err := limiter.TryAcquire(t.Context(), cost)
 		if err == nil {
 			permit.Release()
 		} else if !errors.As(err, new(*throttle.WaitError)) {

@@ -8,7 +8,20 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/prompt"
 )
+
+var geminiPreset = Preset{
+	Name: "gemini", Constructor: "Gemini(requests, inputTokens, requestsPerDay int64)", kind: "Language models",
+	Parameters: []Parameter{
+		{Name: "requests", About: "requests a minute of a model", Min: 1, Example: "10"},
+		{Name: "input_tokens", About: "input tokens a minute of a model", Min: 1, Example: "250000"},
+		{Name: "requests_per_day", About: "requests a day of a model; 0: not limited", Default: "0", Example: "250"},
+	},
+	call: func(a arguments) Provider {
+		return Gemini(a.number("requests"), a.number("input_tokens"), a.number("requests_per_day"))
+	},
+}
 
 // Gemini is the Gemini API of Google, with the limits of each model in one project. The arguments
 // are the requests and input tokens a minute, and the requests a day, that AI Studio shows for a
@@ -28,19 +41,19 @@ import (
 // with throttle.ErrBanned, and one request tries after each MaxPause. A refusal for lack of credit
 // pauses nothing, because waiting doesn't help.
 func Gemini(requests, inputTokens, requestsPerDay int64) Provider {
-	const page, zone = "https://ai.google.dev/gemini-api/docs/rate-limits", "America/Los_Angeles"
+	const page = "https://ai.google.dev/gemini-api/docs/rate-limits"
 	tokens := minute(inputTokens, "tokens")
 	tokens.Estimated = true
 	tiers := []throttle.Tier{throttle.PerMinute(requests), tokens}
 	if requestsPerDay > 0 {
-		tiers = append(tiers, throttle.Tier{Limit: requestsPerDay, Algorithm: throttle.Calendar, Period: throttle.Day, Zone: zone})
+		tiers = append(tiers, googleDay(requestsPerDay, ""))
 	}
-	bodies := new(prompts)
+	bodies := &prompt.Reader{Image: geminiImage}
 	p := Provider{
 		Name:   "gemini",
-		Scopes: []Scope{some("model", page, bodies.geminiModel, tiers...)},
+		Scopes: []Scope{some("model", page, func(req *http.Request) (string, bool) { return geminiModel(req, bodies) }, tiers...)},
 		Cost: func(req *http.Request) throttle.Cost {
-			return throttle.Cost{"tokens": bodies.cost(req).tokens(geminiImage)}
+			return throttle.Cost{"tokens": bodies.Take(req).Tokens}
 		},
 		Profile: answers.Profile{Charges: []answers.Charge{
 			{Unit: "tokens", Field: answers.Field{Path: "usageMetadata.promptTokenCount"}, Or: answers.Field{Path: "*.usageMetadata.promptTokenCount"}},
@@ -53,7 +66,7 @@ func Gemini(requests, inputTokens, requestsPerDay int64) Provider {
 		p.Profile.Rules = append(p.Profile.Rules,
 			answers.Rule{Status: http.StatusTooManyRequests, Path: in + "message", Text: "Your prepayment credits are depleted*", Kind: answers.Other, Reason: "prepayment"},
 			answers.Rule{Status: http.StatusTooManyRequests, Path: in + "message", Text: "*exceeded its monthly spending cap*", Kind: answers.Other, Reason: "spending cap"},
-			answers.Rule{Status: http.StatusTooManyRequests, Path: in + "details.*.violations.*.quotaId", Text: "*PerDay*", Kind: answers.Limited, Until: zone},
+			answers.Rule{Status: http.StatusTooManyRequests, Path: in + "details.*.violations.*.quotaId", Text: "*PerDay*", Kind: answers.Limited, Until: pacific},
 			answers.Rule{
 				Status: http.StatusTooManyRequests, Path: in + "status", Text: "RESOURCE_EXHAUSTED", Kind: answers.Limited,
 				Delay: []answers.Field{ // the delay of the details is cut to the second
@@ -67,7 +80,7 @@ func Gemini(requests, inputTokens, requestsPerDay int64) Provider {
 
 // geminiModel returns the model of a request. A stable version such as gemini-2.0-flash-001 is the
 // model itself.
-func (c *prompts) geminiModel(req *http.Request) (model string, counts bool) {
+func geminiModel(req *http.Request, bodies *prompt.Reader) (model string, counts bool) {
 	if req.Method != http.MethodPost {
 		return "", false
 	}
@@ -79,11 +92,11 @@ func (c *prompts) geminiModel(req *http.Request) (model string, counts bool) {
 			return "", false
 		}
 	case strings.Contains(dir, "/openai/") || name == "interactions":
-		body := c.key(req)
+		body := bodies.Read(req)
 		if !readsPrompt(req, body) {
 			return "", false
 		}
-		model = strings.TrimPrefix(body.fields["model"], "models/")
+		model = strings.TrimPrefix(body.Fields["model"], "models/")
 	default:
 		return "", false
 	}

@@ -151,7 +151,7 @@ func TestGeminiRefusals(t *testing.T) {
 		for _, body := range []string{test.body, "[" + test.body + "\n]"} {
 			t.Run(test.name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					api := fakeapi.OpenAI(100_000, 1e9, time.Minute)
+					api := openAI(100_000, 1e9)
 					rt := over(t, providers.Gemini(1_000, 1_000_000, 0), api)
 					api.Trap(fakeapi.Reply{Status: 429, Body: body})
 					send(t, rt, generate(t, "m", 1))
@@ -179,7 +179,7 @@ func TestGeminiRefusals(t *testing.T) {
 // With a longer MaxPause, requests wait for the day.
 func TestGeminiWaitsForTheDay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := fakeapi.OpenAI(100_000, 1e9, time.Minute)
+		api := openAI(100_000, 1e9)
 		p := providers.Gemini(1_000, 1_000_000, 250)
 		p.Scope("model").Policy.MaxPause = 25 * time.Hour
 		rt := over(t, p, api)

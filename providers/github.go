@@ -9,6 +9,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var githubPreset = Preset{Name: "github", Constructor: "GitHub()", kind: "Code and work", New: GitHub}
+
 // GitHub is the API of GitHub, in REST and GraphQL, with the limits of one authenticated user. The
 // primary limits are 5,000 REST requests and 5,000 GraphQL points an hour, 30 searches a minute and
 // 9 code searches a minute. GitHub counts for a user, whatever the token, so all programs of a user

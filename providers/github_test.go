@@ -22,6 +22,12 @@ func githubQuery(t *testing.T, cost int) *http.Request {
 	return postJSON(t, github+"/graphql", fmt.Sprintf(`{"query":"{ viewer { login } rateLimit { cost } }","variables":{"cost":%d}}`, cost))
 }
 
+// gitHub returns a stand-in with most requests and points an hour, which begins at the 17th minute.
+func gitHub(most int64) *fakeapi.Server {
+	return standIn("github", fmt.Sprintf("core=%d/h;algo=fixed_window;phase=17m", most), fmt.Sprintf("graphql=%d/h;algo=fixed_window;phase=17m", most),
+		"search=30/m;algo=fixed_window", "code=9/m;algo=fixed_window")
+}
+
 // The windows of an hour begin at 17 minutes past, by a clock that is 17 seconds ahead.
 func TestGitHub(t *testing.T) {
 	windows := soak.Times(1) // windows that end in the run
@@ -54,7 +60,7 @@ func TestGitHub(t *testing.T) {
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.GitHub(load.most, time.Hour)
+				api := gitHub(load.most)
 				api.Skew = 17 * time.Second
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				api.Hold = fakeapi.Between(load.hold+20*time.Millisecond, load.hold+200*time.Millisecond)
@@ -74,7 +80,7 @@ func TestGitHub(t *testing.T) {
 func TestGitHubQueriesCostMoreThanEstimated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		points := scaled(5_000, 3)
-		api := fakeapi.GitHub(points, time.Hour)
+		api := gitHub(points)
 		api.Hold = fakeapi.Between(20*time.Millisecond, 200*time.Millisecond)
 		p := providers.GitHub()
 		p.Scope("graphql").Policy.Tiers[0].Limit = points
@@ -118,7 +124,7 @@ func TestGitHubRefusals(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.GitHub(5_000, time.Hour)
+				api := gitHub(5_000)
 				rt := over(t, providers.GitHub(), api)
 				request := func(url string) *http.Request {
 					if url == graphql {
@@ -139,7 +145,7 @@ func TestGitHubRefusals(t *testing.T) {
 // Responses report the use of the user's other programs.
 func TestGitHubUsedElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := fakeapi.GitHub(100, time.Hour)
+		api := gitHub(100)
 		p := providers.GitHub()
 		p.Scope("core").Policy.Tiers[0].Limit = 100
 		rt := over(t, p, api)
@@ -155,7 +161,7 @@ func TestGitHubUsedElsewhere(t *testing.T) {
 // nothing for other requests.
 func TestGitHubOtherResources(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := fakeapi.GitHub(5_000, time.Hour)
+		api := gitHub(5_000)
 		rt := over(t, providers.GitHub(), api)
 		sbom := github + "/repos/a/b/dependency-graph/sbom"
 		for _, left := range []string{"99", "0"} {
@@ -262,7 +268,7 @@ func ExampleProvider_account() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, fakeapi.GitHub(5_000, time.Hour)) // instead of the network
+	serve(client, gitHub(5_000)) // instead of the network
 
 	for _, id := range []string{"1001", "1002"} {
 		ctx := context.WithValue(context.Background(), installation{}, id)
@@ -290,7 +296,7 @@ func ExampleGitHub() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, fakeapi.GitHub(5_000, time.Hour)) // instead of the network
+	serve(client, gitHub(5_000)) // instead of the network
 
 	resp, err := client.Get("https://api.github.com/users/octocat")
 	if err != nil {

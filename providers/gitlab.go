@@ -9,6 +9,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var gitlabPreset = Preset{Name: "gitlab", Constructor: "GitLab()", kind: "Code and work", New: GitLab}
+
 // GitLab is the API of GitLab, in REST and GraphQL, with the limits of one user of gitlab.com. A
 // user has 2,000 requests a minute. Some endpoints also have smaller limits, such as 400 a minute
 // for a project, or 5 for an archive of each project. Other pages of gitlab.com are not limited.

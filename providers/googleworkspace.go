@@ -11,6 +11,11 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var googleWorkspacePreset = Preset{
+	Name: "google-workspace", Constructor: "GoogleWorkspace(user func(*http.Request) string)", kind: "Clouds and office",
+	call: func(arguments) Provider { return GoogleWorkspace(nil) },
+}
+
 // GoogleWorkspace is the API of Google Sheets, Gmail, Drive, Calendar and YouTube, with the limits
 // of one project and of each of its users. The project is one that was created since May 2026;
 // older ones have other limits. The function user returns the user of a request, such as a mailbox.
@@ -49,9 +54,6 @@ func GoogleWorkspace(user func(*http.Request) string) Provider {
 	sharing := func(req *http.Request) (string, bool) {
 		return "", googleAPI(req) == "drive" && req.Method != http.MethodGet && strings.Contains(req.URL.Path, "/permissions")
 	}
-	day := func(limit int64, unit string) throttle.Tier {
-		return throttle.Tier{Limit: limit, Unit: unit, Algorithm: throttle.Calendar, Period: throttle.Day, Zone: "America/Los_Angeles"}
-	}
 	p := Provider{
 		Name: "google-workspace",
 		Scopes: []Scope{
@@ -64,9 +66,9 @@ func GoogleWorkspace(user func(*http.Request) string) Provider {
 			some("drive", drive, project("drive"), minute(1_000_000, "drive")),
 			some("calendar.user", calendar, ofUser("calendar"), throttle.PerMinute(600)),
 			some("calendar", calendar, project("calendar"), throttle.PerMinute(10_000)),
-			some("youtube.search", youtube, when(youtubeMethod("/search", http.MethodGet)), day(100, "")),
-			some("youtube.upload", youtube, when(youtubeMethod("/videos", http.MethodPost)), day(100, "")),
-			some("youtube", youtube, when(func(req *http.Request) bool { return googleCost(req)["youtube"] > 0 }), day(10_000, "youtube")),
+			some("youtube.search", youtube, when(youtubeMethod("/search", http.MethodGet)), googleDay(100, "")),
+			some("youtube.upload", youtube, when(youtubeMethod("/videos", http.MethodPost)), googleDay(100, "")),
+			some("youtube", youtube, when(func(req *http.Request) bool { return googleCost(req)["youtube"] > 0 }), googleDay(10_000, "youtube")),
 		},
 		Cost:    googleCost,
 		Profile: googleProfile(),
@@ -79,9 +81,15 @@ func GoogleWorkspace(user func(*http.Request) string) Provider {
 	return p
 }
 
+// pacific is the zone in which Google's days end.
+const pacific = "America/Los_Angeles"
+
+func googleDay(limit int64, unit string) throttle.Tier {
+	return throttle.Tier{Limit: limit, Unit: unit, Algorithm: throttle.Calendar, Period: throttle.Day, Zone: pacific}
+}
+
 // googleProfile returns the profile of Google's APIs.
 func googleProfile() (p answers.Profile) {
-	const pacific = "America/Los_Angeles"
 	const reason, message = "error.errors.*.reason", "error.message"
 	retry := []answers.Field{{Path: message, After: "Retry after ", Format: answers.Timestamp}}
 	p.Rules = []answers.Rule{{ // a page, because errors in JSON may repeat a name

@@ -16,6 +16,11 @@ import (
 	"github.com/apithrottle/throttle/providers"
 )
 
+// standIn returns a stand-in of an API, from its rule file, with other tiers: see fakeapi.New.
+func standIn(name string, tiers ...string) *fakeapi.Server {
+	return fakeapi.New("testdata", name, tiers...)
+}
+
 // over returns the provider's transport with a fake API as its Base.
 func over(t *testing.T, p providers.Provider, api http.RoundTripper) http.RoundTripper {
 	t.Helper()

@@ -2,6 +2,7 @@ package providers
 
 import (
 	"cmp"
+	"errors"
 	"net/http"
 	"strings"
 	"time"
@@ -9,6 +10,12 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
 )
+
+var hubSpotPreset = Preset{
+	Name: "hubspot", Constructor: "HubSpot(zone string)", kind: "Code and work",
+	Parameters: []Parameter{{Name: "zone", About: "time zone of the account", Text: true, Default: "UTC", Example: "Europe/Berlin", check: isZone}},
+	call:       func(a arguments) Provider { return HubSpot(a["zone"]) },
+}
 
 // HubSpot is the API of HubSpot, with the limits of one app in one free or Starter account. An app
 // has 100 requests in any 10 seconds, and apart from them 5 searches a second. The account has
@@ -26,20 +33,16 @@ import (
 func HubSpot(zone string) Provider {
 	zone = cmp.Or(zone, "UTC")
 	searches := func(req *http.Request) bool { return strings.HasSuffix(req.URL.Path, "/search") }
+	app := when(func(req *http.Request) bool { return !searches(req) })
 	const page, search = "https://developers.hubspot.com/apisbytier", "https://developers.hubspot.com/docs/api-reference/latest/crm/search-the-crm"
 	return Provider{
 		Name: "hubspot",
 		Scopes: []Scope{
 			some("search", search, when(searches), throttle.PerSecond(5)),
-			some("app", page, when(func(req *http.Request) bool { return !searches(req) }), throttle.Tier{Limit: 100, Window: 10 * time.Second, Unit: "burst"}),
+			some("app", page, app, throttle.Tier{Limit: 100, Window: 10 * time.Second, Unit: "burst"}),
 			every("account", page, throttle.Tier{Limit: 250_000, Algorithm: throttle.Calendar, Period: throttle.Day, Zone: zone}),
 		},
-		Cost: func(req *http.Request) throttle.Cost { // a unit apart, to tell what responses report of the day
-			if searches(req) {
-				return nil
-			}
-			return throttle.Cost{"burst": 1}
-		},
+		Cost: costsOne("burst", app), // a unit apart, to tell what responses report of the day
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{
 				{Name: "daily", Limit: answers.Field{Header: "X-Hubspot-Ratelimit-Daily"}, Remaining: answers.Field{Header: "X-Hubspot-Ratelimit-Daily-Remaining"}},
@@ -62,4 +65,11 @@ func HubSpot(zone string) Provider {
 		},
 		Hosts: []string{"api.hubapi.com", "*.hubapi.com", "api.hubspot.com"},
 	}
+}
+
+func isZone(text string) error {
+	if _, err := time.LoadLocation(text); err != nil {
+		return errors.New("it must be a time zone such as Europe/Berlin")
+	}
+	return nil
 }

@@ -24,7 +24,7 @@ func TestHubSpot(t *testing.T) {
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.HubSpot(250_000, time.UTC)
+				api := standIn("hubspot")
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				saturate(t, over(t, providers.HubSpot("UTC"), api), 16, d, func(int) *http.Request { return get(t, load.url) })
 				checkServed(t, api, 0.95*d.Minutes()*load.want)
@@ -64,7 +64,7 @@ func TestHubSpotDay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		api := fakeapi.HubSpot(300, zone)
+		api := standIn("hubspot", "day=300/day;zone=America/New_York")
 		p := providers.HubSpot(zone.String())
 		p.Scope("account").Policy.Tiers[0].Limit = 300
 		for range 50 {
@@ -89,7 +89,7 @@ func TestHubSpotRefusals(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.HubSpot(250_000, time.UTC)
+				api := standIn("hubspot")
 				p := providers.HubSpot("America/New_York") // midnight is at 05:00 UTC
 				p.Scope("account").Policy.MaxPause = 24 * time.Hour
 				rt := over(t, p, api)
@@ -116,7 +116,7 @@ func ExampleHubSpot() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, fakeapi.HubSpot(250_000, time.UTC)) // instead of the network
+	serve(client, standIn("hubspot")) // instead of the network
 
 	resp, err := client.Get("https://api.hubapi.com/crm/v3/objects/contacts")
 	if err != nil {

@@ -9,6 +9,18 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var infuraPreset = Preset{
+	Name: "infura", Constructor: "Infura(second, day int64)", kind: "Exchanges and blockchains",
+	Parameters: []Parameter{
+		{Name: "second", About: "credits a second of the account", Min: 1, Default: "500", Example: "4000"},
+		{Name: "day", About: "credits a day of the account; 0: not limited", Default: "3000000", Example: "15000000"},
+	},
+	call: func(a arguments) Provider { return Infura(a.number("second"), a.number("day")) },
+	known: func() []map[string]string { // the free plan
+		return []map[string]string{{"second": "500", "day": "3000000"}}
+	},
+}
+
 // Infura is the API of Infura, with the limits of one account. Its plan decides how many credits it
 // has a second and a day: 500 and 3,000,000 in the free plan, 4,000 and 15,000,000 in the plan
 // Developer. If day is zero, days are not limited. The day ends at midnight UTC, and all keys of

@@ -9,6 +9,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var krakenPreset = Preset{Name: "kraken", Constructor: "Kraken()", kind: "Exchanges and blockchains", New: Kraken}
+
 // Kraken is the Spot REST API of Kraken, with the limits of one key in the lowest tier, Starter.
 // Kraken's futures have another API: KrakenFutures.
 //

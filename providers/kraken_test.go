@@ -38,7 +38,7 @@ func TestKraken(t *testing.T) {
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.Kraken()
+				api := standIn("kraken")
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				saturate(t, over(t, providers.Kraken(), api), 8, 10*time.Minute, func(worker int) *http.Request { return load.next(t, worker) })
 				checkServed(t, api, load.want)
@@ -83,7 +83,7 @@ func TestKrakenRefusals(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.Kraken()
+				api := standIn("kraken")
 				rt := over(t, providers.Kraken(), api)
 				api.Trap(fakeapi.Reply{Body: test.body})
 				if status, body, _ := send(t, rt, kraken(t, test.refused, "pair=XBTUSD")); status != 200 || body != test.body {
@@ -100,7 +100,7 @@ func TestKrakenRefusals(t *testing.T) {
 // A lockout closes the key's calls for 15 minutes, and public calls go on.
 func TestKrakenLockout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := fakeapi.Kraken()
+		api := standIn("kraken")
 		rt := over(t, providers.Kraken(), api)
 		api.Trap(fakeapi.Reply{Body: `{"error":["EGeneral:Temporary lockout"]}`})
 		send(t, rt, kraken(t, "EditOrder", "pair=XBTUSD"))
@@ -127,7 +127,7 @@ func ExampleKraken() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, fakeapi.Kraken()) // instead of the network
+	serve(client, standIn("kraken")) // instead of the network
 
 	order := strings.NewReader("nonce=1&pair=XBTUSD&type=buy&ordertype=market&volume=0.001")
 	resp, err := client.Post("https://api.kraken.com/0/private/AddOrder", "application/x-www-form-urlencoded", order)

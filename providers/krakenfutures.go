@@ -11,6 +11,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var krakenFuturesPreset = Preset{Name: "kraken-futures", Constructor: "KrakenFutures()", kind: "Exchanges and blockchains", New: KrakenFutures}
+
 // KrakenFutures is the REST API of Kraken's futures, with the limits of one account. An account may
 // spend 500 points in 10 seconds: an order costs 10, a batch 9 and 1 for each of its orders,
 // canceling everything 25, and most queries 2. Queries of the account's history have 100 points in

@@ -10,6 +10,12 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var metaPreset = Preset{
+	Name: "meta", Constructor: "Meta(perHour int64)", kind: "Social and data",
+	Parameters: []Parameter{{Name: "per_hour", About: "calls an hour of the app, 200 for each of its daily users", Min: 1, Example: "200"}},
+	call:       func(a arguments) Provider { return Meta(a.number("per_hour")) },
+}
+
 // Meta is the Graph API of Meta (Facebook, Instagram, WhatsApp, Threads and ads), with the limits
 // of one app and of each account. An app has perHour calls in any hour: 200 for each of its daily
 // users. Calls for an ad account, whose paths begin with act_ and its id, count in the account

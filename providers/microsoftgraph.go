@@ -12,6 +12,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var microsoftGraphPreset = Preset{Name: "microsoft-graph", Constructor: "MicrosoftGraph()", kind: "Clouds and office", New: MicrosoftGraph}
+
 // MicrosoftGraph is the API of Microsoft 365 (Graph and SharePoint), with the limits of one app in
 // one tenant. Each service has limits of its own, and the path of a request names the service:
 //

@@ -5,6 +5,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var notionPreset = Preset{Name: "notion", Constructor: "Notion()", kind: "Code and work", New: Notion}
+
 // Notion is the API of Notion, with the limits of one connection, which is one token. A connection
 // has a budget of requests for 60 seconds, spent at any pace. The budget depends on the workspace's
 // plan. Here it is 180, because older pages allow 3 a second on average: set the tier of the scope

@@ -17,7 +17,7 @@ const notion = "https://api.notion.com/v1/users"
 func TestNotion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := long(5 * time.Minute)
-		api := fakeapi.Notion()
+		api := standIn("notion")
 		api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 		saturate(t, over(t, providers.Notion(), api), 8, d, func(int) *http.Request { return get(t, notion) })
 		checkServed(t, api, 0.95*d.Minutes()*180)
@@ -32,7 +32,7 @@ func TestNotionRefusals(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(reply.Status), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.Notion()
+				api := standIn("notion")
 				rt := over(t, providers.Notion(), api)
 				api.Trap(reply)
 				send(t, rt, get(t, notion))
@@ -71,7 +71,7 @@ func ExampleNotion() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, fakeapi.Notion()) // instead of the network
+	serve(client, standIn("notion")) // instead of the network
 
 	resp, err := client.Get("https://api.notion.com/v1/users")
 	if err != nil {

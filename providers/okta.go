@@ -9,6 +9,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var oktaPreset = Preset{Name: "okta", Constructor: "Okta()", kind: "Clouds and office", New: Okta}
+
 // Okta is the API of Okta, with the limits of each organization and endpoint for one token or app.
 // An organization, which is a host, has 75 requests at once (35 in a free one), and each endpoint
 // has a number of requests a minute: 600, or 1,200 for /oauth2/v1/authorize and 120 for the log.
@@ -45,12 +47,7 @@ func Okta() Provider {
 			some("organization", all, func(req *http.Request) (string, bool) { return hostOf(req), oktaLimit(req) > 0 },
 				throttle.Tier{Limit: 75, Algorithm: throttle.Concurrency}),
 		},
-		Cost: func(req *http.Request) throttle.Cost {
-			if _, signsIn := oktaUser(req); signsIn {
-				return throttle.Cost{"attempts": 1}
-			}
-			return nil
-		},
+		Cost: costsOne("attempts", oktaUser),
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{{Limit: answers.Field{Header: limit}, Remaining: answers.Field{Header: "X-Rate-Limit-Remaining"}, Reset: reset}},
 			Rules: []answers.Rule{

@@ -11,6 +11,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var okxPreset = Preset{Name: "okx", Constructor: "OKX()", kind: "Exchanges and blockchains", New: OKX}
+
 // OKX is the V5 API of OKX, with the limits of one IP address and one sub-account. Each endpoint
 // has a quota in 2 seconds, by OKX's documentation. It is for a user, or for an IP address if the
 // endpoint is public. Placing, amending and canceling orders have 60 for each instrument, or 300
@@ -61,12 +63,7 @@ func OKX() Provider {
 
 // okxLimits are the limits of endpoints, from OKX's documentation and ccxt's table
 // (https://github.com/ccxt/ccxt/blob/d8bbe84/ts/src/okx.ts, read on 2026-11-22).
-var okxLimits = []struct {
-	name   string
-	limit  int64
-	window time.Duration
-	paths  string // below /api/v5/
-}{
+var okxLimits = pathLimits{ // below /api/v5/
 	{"1/10s", 1, 10 * time.Second, "system/status market/open-oracle"},
 	{"1/2s", 1, 2 * time.Second, "market/exchange-rate asset/deposit-withdraw-status copytrading/algo-order"},
 	{"2/2s", 2, 2 * time.Second, `
@@ -110,16 +107,7 @@ var okxLimits = []struct {
 
 const okxUnlisted = "5/2s"
 
-// okxNames are the names of the limits by path.
-var okxNames = func() map[string]string {
-	names := make(map[string]string)
-	for _, l := range okxLimits {
-		for path := range strings.FieldsSeq(l.paths) {
-			names[path] = l.name
-		}
-	}
-	return names
-}()
+var okxNames = okxLimits.names()
 
 // okxSingle are the endpoints for one order, by the endpoint for a batch.
 var okxSingle = map[string]string{
@@ -210,4 +198,17 @@ func okxCost(req *http.Request) throttle.Cost {
 		cost["orders"] = n
 	}
 	return cost
+}
+
+// okxSendBy returns the time when a signed request expires: 30 seconds after its
+// OK-ACCESS-TIMESTAMP, or the expTime of an order if that is earlier.
+//
+// Source: https://www.okx.com/docs-v5/en/#overview-transaction-timeouts, read on 2026-11-22.
+func okxSendBy(req *http.Request) time.Time {
+	by := headerMillis(req, "expTime")
+	signed, err := time.Parse(time.RFC3339, req.Header.Get("OK-ACCESS-TIMESTAMP"))
+	if end := signed.Add(30 * time.Second); err == nil && (by.IsZero() || end.Before(by)) {
+		return end
+	}
+	return by
 }

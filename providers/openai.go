@@ -9,7 +9,17 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/prompt"
 )
+
+var openAIPreset = Preset{
+	Name: "openai", Constructor: "OpenAI(requests, tokens int64)", kind: "Language models",
+	Parameters: []Parameter{
+		{Name: "requests", About: "requests a minute of a model", Min: 1, Example: "500"},
+		{Name: "tokens", About: "tokens a minute of a model", Min: 1, Example: "30000"},
+	},
+	call: func(a arguments) Provider { return OpenAI(a.number("requests"), a.number("tokens")) },
+}
 
 // OpenAI is the API of OpenAI, with the limits of each model in one organization or project. The
 // arguments are the requests and tokens per minute that the limits page of the organization or
@@ -44,19 +54,19 @@ import (
 // for it, one request tries after each MaxPause.
 func OpenAI(requests, tokens int64) Provider {
 	const page = "https://developers.openai.com/api/docs/guides/rate-limits"
-	bodies := new(prompts)
+	bodies := &prompt.Reader{Image: openAIImage}
 	return Provider{
 		Name: "openai",
 		Scopes: []Scope{
-			some("model", page, bodies.openAIModel, paced(requests), minute(tokens, "tokens")),
+			some("model", page, openAIModel(bodies), paced(requests), minute(tokens, "tokens")),
 			some("vector_store", page, openAIVectorStore, throttle.PerMinute(300)),
 		},
 		Cost: func(req *http.Request) throttle.Cost {
-			p := bodies.cost(req)
+			p := bodies.Take(req)
 			if !readsPrompt(req, p) {
 				return nil
 			}
-			return throttle.Cost{"tokens": max(p.tokens(openAIImage), p.output())}
+			return throttle.Cost{"tokens": max(p.Tokens, maxOutput(p))}
 		},
 		Profile: answers.Profile{
 			Quotas:     []answers.Quota{openAIQuota("Requests", ""), openAIQuota("Tokens", "tokens"), openAIQuota("Project-Tokens", "tokens")},
@@ -106,33 +116,31 @@ func paced(requests int64) throttle.Tier {
 	return throttle.Tier{Limit: requests, Window: time.Minute, PaceBurst: max(1, requests/60)}
 }
 
-// openAIModel returns the model of a request, without the date of its snapshot.
-func (c *prompts) openAIModel(req *http.Request) (model string, counts bool) {
-	if _, stores := openAIVectorStore(req); stores {
-		return "", false
+// openAIModel returns the Key of a model, without the date of its snapshot.
+func openAIModel(bodies *prompt.Reader) func(*http.Request) (string, bool) {
+	named := namedModel(bodies.Read)
+	return func(req *http.Request) (model string, counts bool) {
+		if _, stores := openAIVectorStore(req); stores {
+			return "", false
+		}
+		if model, counts = named(req); strings.HasPrefix(model, "ft:") {
+			model, _, _ = strings.Cut(model[len("ft:"):], ":")
+		}
+		return snapshot.ReplaceAllString(model, ""), counts
 	}
-	if model, counts = c.model(req); strings.HasPrefix(model, "ft:") {
-		model, _, _ = strings.Cut(model[len("ft:"):], ":")
-	}
-	return snapshot.ReplaceAllString(model, ""), counts
 }
 
 var snapshot = regexp.MustCompile(`-(\d{4}-\d{2}-\d{2}|\d{4})$`)
 
-// model returns the model that the body of a POST names.
-func (c *prompts) model(req *http.Request) (model string, counts bool) {
-	if req.Method != http.MethodPost {
-		return "", false
+// namedModel returns the Key of the model that the body of a POST names. The outermost scope reads the
+// body, and scopes inside it peek.
+func namedModel(read func(*http.Request) prompt.Prompt) func(*http.Request) (string, bool) {
+	return func(req *http.Request) (model string, counts bool) {
+		if req.Method != http.MethodPost {
+			return "", false
+		}
+		return read(req).Fields["model"], true
 	}
-	return c.key(req).fields["model"], true
-}
-
-// sameModel is model for a scope inside another one, whose Key has read the body.
-func (c *prompts) sameModel(req *http.Request) (model string, counts bool) {
-	if req.Method != http.MethodPost {
-		return "", false
-	}
-	return c.same(req).fields["model"], true
 }
 
 // openAIVectorStore returns the vector store to which a request adds files.
@@ -146,12 +154,12 @@ func openAIVectorStore(req *http.Request) (store string, counts bool) {
 
 // readsPrompt reports whether a model reads the body of a request: the body names the model, or the
 // path is one of models.
-func readsPrompt(req *http.Request, p prompt) bool {
+func readsPrompt(req *http.Request, p prompt.Prompt) bool {
 	switch path.Base(req.URL.Path) {
 	case "completions", "responses", "embeddings", "moderations", "generations", "speech", "messages", "runs":
 		return true
 	}
-	return p.fields["model"] != ""
+	return p.Fields["model"] != ""
 }
 
 // openAIImage is the tokens of an image: 1,105 for one of 2,048 by 4,096 pixels with gpt-4o in high
@@ -159,9 +167,9 @@ func readsPrompt(req *http.Request, p prompt) bool {
 // models take fewer for small images, and small models many more.
 const openAIImage = 1_100
 
-// output returns the highest number of output tokens of all choices that a request allows, or 0 if it
+// maxOutput returns the highest number of output tokens of all choices that a request allows, or 0 if it
 // sets none.
-func (p prompt) output() int64 {
-	choices := min(max(p.number("n"), p.number("best_of"), 1), 128)
-	return p.number("max_completion_tokens", "max_output_tokens", "max_tokens") * choices
+func maxOutput(p prompt.Prompt) int64 {
+	choices := min(max(p.Number("n"), p.Number("best_of"), 1), 128)
+	return p.Number("max_completion_tokens", "max_output_tokens", "max_tokens") * choices
 }

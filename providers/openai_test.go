@@ -24,6 +24,12 @@ func chat(t *testing.T, model string, prompt, most int) *http.Request {
 		fmt.Sprintf(`{"messages":[{"role":"user","content":"%s"}],"model":%q,"max_tokens":%d}`, text, model, most))
 }
 
+// openAI returns a stand-in with limits a minute. It limits requests by the sixtieth of a minute, too.
+func openAI(requests, tokens int64) *fakeapi.Server {
+	return standIn("openai", fmt.Sprintf("requests=%d/m;algo=token_bucket", requests),
+		fmt.Sprintf("pace=%d/m;algo=token_bucket;burst=%d", requests, max(1, requests/60)), fmt.Sprintf("tokens=%d/m;algo=token_bucket", tokens))
+}
+
 func TestOpenAI(t *testing.T) {
 	d := long(2 * time.Minute)
 	for _, load := range []struct {
@@ -37,7 +43,7 @@ func TestOpenAI(t *testing.T) {
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.OpenAI(500, 30_000, time.Minute)
+				api := openAI(500, 30_000)
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				api.Hold = fakeapi.Between(200*time.Millisecond, 3*time.Second)
 				saturate(t, over(t, providers.OpenAI(500, 30_000), api), 64, d, func(int) *http.Request {
@@ -77,7 +83,7 @@ func TestOpenAIRefusals(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.OpenAI(600, 30_000, time.Minute)
+				api := openAI(600, 30_000)
 				rt := over(t, providers.OpenAI(600, 30_000), api)
 				api.Trap(test.reply)
 				if status, body, _ := send(t, rt, chat(t, "gpt-4o", 10, 10)); status != test.reply.Status || body != test.reply.Body {
@@ -97,7 +103,7 @@ func TestOpenAIRefusals(t *testing.T) {
 // Responses report the tokens that others in the organization use.
 func TestOpenAIUsedElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := fakeapi.OpenAI(600, 30_000, time.Minute)
+		api := openAI(600, 30_000)
 		send(t, api, chat(t, "gpt-4o", 10_000, 25_000))
 		time.Sleep(time.Second)
 		saturate(t, over(t, providers.OpenAI(600, 30_000), api), 1, 5*time.Minute, func(int) *http.Request { return chat(t, "gpt-4o", 100, 1_000) })
@@ -108,7 +114,7 @@ func TestOpenAIUsedElsewhere(t *testing.T) {
 // A reset is the time of the full refill. If nothing is left, some tokens come long before it.
 func TestOpenAIResetIsFullRefill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := fakeapi.OpenAI(600, 30_000, time.Minute)
+		api := openAI(600, 30_000)
 		p := providers.OpenAI(600, 30_000)
 		p.Cost, p.Scopes[0].Policy.Tiers = nil, p.Scopes[0].Policy.Tiers[:1] // no tier counts tokens
 		rt := over(t, p, api)
@@ -171,7 +177,7 @@ func TestOpenAICost(t *testing.T) {
 func TestOpenAISlowDown(t *testing.T) {
 	for _, status := range []int{429, 503} {
 		synctest.Test(t, func(t *testing.T) {
-			api := fakeapi.OpenAI(600, 30_000, time.Minute)
+			api := openAI(600, 30_000)
 			rt := over(t, providers.OpenAI(600, 30_000), api)
 			api.Trap(fakeapi.Reply{Status: status, Body: `{"error":{"message":"Your request rate increased too quickly.","type":"rate_limit_error","code":"slow_down"}}`})
 			send(t, rt, chat(t, "gpt-4o", 10, 10))
@@ -281,7 +287,7 @@ func TestOpenAIAddedTiers(t *testing.T) {
 // A project may have less than its organization. Its headers have names of their own.
 func TestOpenAIProjectTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := fakeapi.OpenAI(600, 30_000, time.Minute)
+		api := openAI(600, 30_000)
 		rt := over(t, providers.OpenAI(600, 30_000), api)
 		api.Trap(fakeapi.Reply{Header: map[string]string{
 			"x-ratelimit-limit-tokens": "150000", "x-ratelimit-remaining-tokens": "149984", "x-ratelimit-reset-tokens": "6ms",
@@ -300,7 +306,7 @@ func ExampleOpenAI() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, fakeapi.OpenAI(500, 30_000, time.Minute)) // instead of the network
+	serve(client, openAI(500, 30_000)) // instead of the network
 
 	body := strings.NewReader(`{"model":"gpt-4o","messages":[{"role":"user","content":"Say hello."}],"max_tokens":100,"stream":true}`)
 	resp, err := client.Post("https://api.openai.com/v1/chat/completions", "application/json", body)
@@ -315,5 +321,5 @@ func ExampleOpenAI() {
 		return
 	}
 	fmt.Println(resp.Header.Get("x-ratelimit-remaining-tokens"), "tokens left after a stream of", strings.Count(string(stream), "data: "), "events")
-	// Output: 29900 tokens left after a stream of 4 events
+	// Output: 29900 tokens left after a stream of 5 events
 }

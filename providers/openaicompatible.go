@@ -1,6 +1,7 @@
 package providers
 
 import (
+	"errors"
 	"net/http"
 	"strings"
 	"time"
@@ -8,11 +9,45 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/prompt"
 )
 
-// openAICompatibleHosts are the hosts that OpenAICompatible knows.
-var openAICompatibleHosts = []string{
-	"api.groq.com", "openrouter.ai", "api.mistral.ai", "api.eu.mistral.ai", "api.x.ai", "api.deepseek.com", "api.together.ai", "api.together.xyz", "api.cerebras.ai",
+var openAICompatiblePreset = Preset{
+	Name: "openai-compatible", Constructor: "OpenAICompatible(host string, requests, tokens int64)", kind: "Language models",
+	Parameters: []Parameter{
+		{Name: "host", About: "host of the API", Text: true, Example: "api.groq.com", check: isHost},
+		{Name: "requests", About: "requests a minute of a model; 0: not limited", Default: "0", Example: "30"},
+		{Name: "tokens", About: "tokens a minute of a model; 0: not limited", Default: "0", Example: "8000"},
+	},
+	call: func(a arguments) Provider {
+		return OpenAICompatible(a["host"], a.number("requests"), a.number("tokens"))
+	},
+	known: compatibleExamples,
+}
+
+// compatibleHosts are the hosts that differ from OpenAI, with the limits of usual accounts.
+var compatibleHosts = []struct {
+	host             string
+	requests, tokens string
+	page             string
+	differs          func(*compatible)
+}{
+	{"api.groq.com", "30", "8000", "https://console.groq.com/docs/rate-limits", (*compatible).groq},
+	{"openrouter.ai", "0", "0", "https://openrouter.ai/docs/api-reference/limits", (*compatible).openRouter},
+	{"api.mistral.ai", "60", "500000", "https://docs.mistral.ai/deployment/laplateforme/tier", (*compatible).mistral},
+	{"api.eu.mistral.ai", "60", "500000", "https://docs.mistral.ai/deployment/laplateforme/tier", (*compatible).mistral},
+	{"api.x.ai", "480", "2000000", "https://docs.x.ai/docs/models", (*compatible).xAI},
+	{"api.deepseek.com", "0", "0", "https://api-docs.deepseek.com/quick_start/rate_limit", (*compatible).deepSeek},
+	{"api.together.ai", "0", "0", "https://docs.together.ai/docs/rate-limits", (*compatible).together},
+	{"api.together.xyz", "0", "0", "https://docs.together.ai/docs/rate-limits", (*compatible).together},
+	{"api.cerebras.ai", "30", "60000", "https://inference-docs.cerebras.ai/support/rate-limits", (*compatible).cerebras},
+}
+
+func compatibleExamples() (all []map[string]string) {
+	for _, c := range compatibleHosts {
+		all = append(all, map[string]string{"host": c.host, "requests": c.requests, "tokens": c.tokens})
+	}
+	return all
 }
 
 // OpenAICompatible is the API of a host that speaks OpenAI's protocol, with the limits of each
@@ -47,10 +82,10 @@ var openAICompatibleHosts = []string{
 // are not refunded, unless the list says otherwise. A refusal for lack of credit, or of a request
 // above the limit, pauses nothing.
 func OpenAICompatible(host string, requests, tokens int64) Provider {
-	bodies := new(prompts)
-	p := Provider{
+	c := compatible{requests: requests, tokens: tokens, bodies: &prompt.Reader{Image: openAIImage}}
+	c.Provider = Provider{
 		Name:   host,
-		Scopes: []Scope{some("model", "https://"+host, bodies.model, modelTiers(requests, tokens)...)},
+		Scopes: []Scope{some("model", "https://"+host, namedModel(c.bodies.Read), modelTiers(requests, tokens)...)},
 		Profile: answers.Profile{
 			Quotas:     []answers.Quota{openAIQuota("Requests", ""), openAIQuota("Tokens", "tokens")},
 			RetryAfter: openAIWaits(),
@@ -58,79 +93,158 @@ func OpenAICompatible(host string, requests, tokens int64) Provider {
 		},
 		Hosts: []string{host},
 	}
-	switch {
-	case tokens > 0:
-		p.Cost = func(req *http.Request) throttle.Cost {
-			body := bodies.cost(req)
-			if !readsPrompt(req, body) {
-				return nil
-			}
-			return throttle.Cost{"tokens": min(body.tokens(openAIImage)+body.output(), algorithms.MaxLimit)}
-		}
-	case requests <= 0 && host != "api.deepseek.com":
-		p.Cost = costsNothing
+	if tokens > 0 {
+		c.Cost = c.cost
+	} else if requests <= 0 {
+		c.Cost = costsNothing
 	}
-	model := &p.Scopes[0]
-	switch host {
-	case "api.groq.com":
-		model.Page = "https://console.groq.com/docs/rate-limits"
-		p.Profile.Quotas = []answers.Quota{
-			within(24*time.Hour, openAIQuota("Requests", "")), within(time.Minute, openAIQuota("Tokens", "tokens")),
-			within(time.Hour, openAIQuota("Audio-Seconds", "audio-seconds")),
+	for _, known := range compatibleHosts {
+		if known.host == host {
+			c.Scopes[0].Page = known.page
+			known.differs(&c)
 		}
-	case "openrouter.ai":
-		model.Page = "https://openrouter.ai/docs/api-reference/limits"
-		model.Key = bodies.sameModel
-		free := some("free", model.Page, bodies.freeModel, throttle.PerMinute(20), throttle.Tier{Limit: 50, Algorithm: throttle.Calendar, Period: throttle.Day})
-		p.Scopes = append(p.Scopes, free)
-		p.Profile.Quotas = nil
-		p.Profile.Rules = openRouterRules()
-	case "api.mistral.ai", "api.eu.mistral.ai":
-		model.Page = "https://docs.mistral.ai/deployment/laplateforme/tier"
-		settle(&p, answers.Field{Header: "X-Ratelimit-Tokens-Query-Cost"})
-		p.Profile.Quotas = []answers.Quota{
-			{Window: time.Minute, Limit: answers.Field{Header: "X-Ratelimit-Limit-Req-Minute"}, Remaining: answers.Field{Header: "X-Ratelimit-Remaining-Req-Minute"}},
-			{Unit: "tokens", Window: time.Minute, Limit: answers.Field{Header: "X-Ratelimit-Limit-Tokens-Minute"}, Remaining: answers.Field{Header: "X-Ratelimit-Remaining-Tokens-Minute"}},
-			{Unit: "tokens", Window: time.Minute, Limit: answers.Field{Header: "X-Ratelimitbysize-Limit-Minute"}, Remaining: answers.Field{Header: "X-Ratelimitbysize-Remaining-Minute"}},
-		}
-		p.Profile.Rules = []answers.Rule{
-			{Status: http.StatusTooManyRequests, Header: "X-Ratelimit-Limit-Req-Minute", Value: "0", Kind: answers.Other, Reason: "not in the plan"},
-			{Status: http.StatusTooManyRequests, Path: "type", Text: "service_tier_capacity_exceeded", Kind: answers.Other},
-			{Status: http.StatusTooManyRequests, Path: "message", Text: "Service tier capacity exceeded*", Kind: answers.Other},
-		}
-	case "api.x.ai":
-		model.Page = "https://docs.x.ai/docs/models"
-		if requests > 0 {
-			model.Policy.Tiers = append(model.Policy.Tiers, throttle.PerSecond(max(1, requests/60)))
-		}
-		settle(&p, answers.Field{Path: "usage.total_tokens"})
-		p.Profile.RetryAfter = append(p.Profile.RetryAfter, answers.Field{Path: "error", After: "Resets in: ", Format: answers.Duration})
-		p.Profile.Rules = []answers.Rule{
-			{Status: http.StatusTooManyRequests, Path: "error", Text: "*(actual/limit): 0/0*", Kind: answers.Other, Reason: "not granted"},
-			{Status: http.StatusTooManyRequests, Path: "error", Text: "*used all available credits*", Kind: answers.Other},
-			{Status: http.StatusTooManyRequests, Path: "error", Text: "*temporarily at capacity*", Kind: answers.Other},
-		}
-	case "api.deepseek.com":
-		model.Page = "https://api-docs.deepseek.com/quick_start/rate_limit"
-		flash := *model
-		flash.Name, flash.Key, flash.Policy.Tiers = "flash", bodies.flashModel, atOnce(2_500, requests, tokens)
-		model.Key, model.Policy.Tiers = bodies.notFlash, atOnce(500, requests, tokens)
-		p.Scopes = []Scope{flash, *model}
-	case "api.together.ai", "api.together.xyz":
-		model.Page = "https://docs.together.ai/docs/rate-limits"
-		p.Hosts = []string{"api.together.ai", "api.together.xyz"}
-		reset := answers.Field{Header: "X-Ratelimit-Reset", Format: answers.Seconds}
-		p.Profile.Quotas = []answers.Quota{
-			{Window: time.Second, Limit: answers.Field{Header: "X-Ratelimit-Limit"}, Remaining: answers.Field{Header: "X-Ratelimit-Remaining"}, Reset: reset},
-			{Unit: "tokens", Window: time.Second, Limit: answers.Field{Header: "X-Tokenlimit-Limit"}, Remaining: answers.Field{Header: "X-Tokenlimit-Remaining"}, Reset: reset},
-		}
-		p.Profile.RetryAfter = append(p.Profile.RetryAfter, reset)
-	case "api.cerebras.ai":
-		model.Page = "https://inference-docs.cerebras.ai/support/rate-limits"
-		settle(&p, answers.Field{Path: "usage.total_tokens"})
-		p.Profile.Quotas, p.Profile.Rules = cerebras()
 	}
-	return p
+	return c.Provider
+}
+
+// A compatible is what OpenAICompatible makes.
+type compatible struct {
+	Provider         // its first scope is that of a model
+	bodies           *prompt.Reader
+	requests, tokens int64
+}
+
+// cost returns the estimated tokens of a request.
+func (c *compatible) cost(req *http.Request) throttle.Cost {
+	body := c.bodies.Take(req)
+	if !readsPrompt(req, body) {
+		return nil
+	}
+	return throttle.Cost{"tokens": min(body.Tokens+maxOutput(body), algorithms.MaxLimit)}
+}
+
+func (c *compatible) groq() {
+	c.Profile.Quotas = []answers.Quota{
+		within(24*time.Hour, openAIQuota("Requests", "")), within(time.Minute, openAIQuota("Tokens", "tokens")),
+		within(time.Hour, openAIQuota("Audio-Seconds", "audio-seconds")),
+	}
+}
+
+// openRouter is for a host whose errors have the headers of the limit in their bodies, and an error of the
+// upstream provider as text.
+func (c *compatible) openRouter() {
+	model := &c.Scopes[0]
+	model.Key = namedModel(c.bodies.Peek)
+	read := namedModel(c.bodies.Read)
+	isFree := func(req *http.Request) bool {
+		name, counts := read(req)
+		return counts && strings.HasSuffix(name, ":free")
+	}
+	c.Scopes = append(c.Scopes, some("free", model.Page, when(isFree),
+		throttle.PerMinute(20), throttle.Tier{Limit: 50, Algorithm: throttle.Calendar, Period: throttle.Day}))
+	const status = http.StatusTooManyRequests
+	reset := []answers.Field{
+		{Path: "error.metadata.headers.X-RateLimit-Reset", Format: answers.EpochMillis},
+		{Header: "X-Ratelimit-Reset", Format: answers.EpochMillis},
+		{Path: "error.metadata.raw", After: `"retryDelay":"`, Format: answers.Duration},
+	}
+	c.Profile.Quotas = nil
+	c.Profile.Rules = []answers.Rule{
+		{Status: status, Path: "error.message", Text: "*free-models-per-*", Kind: answers.Limited, Wide: true, Delay: reset},
+		{Status: status, Header: "Retry-After", Kind: answers.Limited},
+		{Status: status, Path: "error.metadata.limit_source", Text: "upstream_provider*", Kind: answers.Other},
+		{Status: status, Kind: answers.Limited, Delay: reset},
+		{Status: http.StatusPaymentRequired, Header: "Retry-After", Kind: answers.Limited, Reason: "in-flight budget"},
+		{Status: http.StatusOK, Path: "error.code", Text: "429", Kind: answers.Limited},
+	}
+}
+
+func (c *compatible) mistral() {
+	c.settles(answers.Field{Header: "X-Ratelimit-Tokens-Query-Cost"})
+	quota := func(unit, of, per string) answers.Quota {
+		return answers.Quota{Unit: unit, Window: time.Minute,
+			Limit: answers.Field{Header: of + "-Limit-" + per}, Remaining: answers.Field{Header: of + "-Remaining-" + per}}
+	}
+	c.Profile.Quotas = []answers.Quota{
+		quota("", "X-Ratelimit", "Req-Minute"), quota("tokens", "X-Ratelimit", "Tokens-Minute"), quota("tokens", "X-Ratelimitbysize", "Minute"),
+	}
+	c.Profile.Rules = []answers.Rule{
+		{Status: http.StatusTooManyRequests, Header: "X-Ratelimit-Limit-Req-Minute", Value: "0", Kind: answers.Other, Reason: "not in the plan"},
+		{Status: http.StatusTooManyRequests, Path: "type", Text: "service_tier_capacity_exceeded", Kind: answers.Other},
+		{Status: http.StatusTooManyRequests, Path: "message", Text: "Service tier capacity exceeded*", Kind: answers.Other},
+	}
+}
+
+func (c *compatible) xAI() {
+	if tiers := &c.Scopes[0].Policy.Tiers; c.requests > 0 {
+		*tiers = append(*tiers, throttle.PerSecond(max(1, c.requests/60)))
+	}
+	c.settles(answers.Field{Path: "usage.total_tokens"})
+	c.Profile.RetryAfter = append(c.Profile.RetryAfter, answers.Field{Path: "error", After: "Resets in: ", Format: answers.Duration})
+	c.Profile.Rules = []answers.Rule{
+		{Status: http.StatusTooManyRequests, Path: "error", Text: "*(actual/limit): 0/0*", Kind: answers.Other, Reason: "not granted"},
+		{Status: http.StatusTooManyRequests, Path: "error", Text: "*used all available credits*", Kind: answers.Other},
+		{Status: http.StatusTooManyRequests, Path: "error", Text: "*temporarily at capacity*", Kind: answers.Other},
+	}
+}
+
+func (c *compatible) deepSeek() {
+	scope := func(name string, concurrent int64, read func(*http.Request) prompt.Prompt) Scope {
+		tiers := []throttle.Tier{{Limit: concurrent, Algorithm: throttle.Concurrency}}
+		if c.requests > 0 || c.tokens > 0 {
+			tiers = append(tiers, modelTiers(c.requests, c.tokens)...)
+		}
+		named := namedModel(read)
+		return some(name, c.Scopes[0].Page, func(req *http.Request) (string, bool) {
+			model, counts := named(req)
+			return model, counts && strings.HasSuffix(model, "-flash") == (name == "flash")
+		}, tiers...)
+	}
+	c.Scopes = []Scope{scope("flash", 2_500, c.bodies.Peek), scope("model", 500, c.bodies.Read)}
+	if c.tokens <= 0 {
+		c.Cost = nil
+	}
+}
+
+func (c *compatible) together() {
+	c.Hosts = []string{"api.together.ai", "api.together.xyz"}
+	reset := answers.Field{Header: "X-Ratelimit-Reset", Format: answers.Seconds}
+	c.Profile.Quotas = []answers.Quota{
+		{Window: time.Second, Limit: answers.Field{Header: "X-Ratelimit-Limit"}, Remaining: answers.Field{Header: "X-Ratelimit-Remaining"}, Reset: reset},
+		{Unit: "tokens", Window: time.Second, Limit: answers.Field{Header: "X-Tokenlimit-Limit"}, Remaining: answers.Field{Header: "X-Tokenlimit-Remaining"}, Reset: reset},
+	}
+	c.Profile.RetryAfter = append(c.Profile.RetryAfter, reset)
+}
+
+// cerebras is for a host where only the message of a refusal names the window.
+func (c *compatible) cerebras() {
+	c.settles(answers.Field{Path: "usage.total_tokens"})
+	c.Profile.Quotas = nil
+	c.Profile.Rules = []answers.Rule{{Status: http.StatusTooManyRequests, Path: "param", Text: "queue", Kind: answers.Other, Reason: "queue full"}}
+	for _, of := range []struct{ name, unit string }{{"Requests", ""}, {"Tokens", "tokens"}} {
+		for _, per := range []struct {
+			name   string
+			window time.Duration
+		}{{"Minute", time.Minute}, {"Hour", time.Hour}, {"Day", 24 * time.Hour}} {
+			q := within(per.window, openAIQuota(of.name+"-"+per.name, of.unit))
+			q.Reset.Format = answers.Seconds
+			c.Profile.Quotas = append(c.Profile.Quotas, q)
+			c.Profile.Rules = append(c.Profile.Rules, answers.Rule{
+				Status: http.StatusTooManyRequests, Path: "message", Text: of.name + " per " + strings.ToLower(per.name) + "*",
+				Kind: answers.Limited, Delay: []answers.Field{q.Reset},
+			})
+		}
+	}
+}
+
+// settles lets the tokens that a response reports replace the estimate.
+func (c *compatible) settles(used answers.Field) {
+	for i := range c.Scopes[0].Policy.Tiers {
+		if t := &c.Scopes[0].Policy.Tiers[i]; t.Unit == "tokens" {
+			t.Estimated = true
+		}
+	}
+	c.Profile.Charges = []answers.Charge{{Unit: "tokens", Field: used, Or: answers.Field{Path: "usage.total_tokens"}}}
 }
 
 // modelTiers returns the tiers of a model, or noLimit if no limit is known.
@@ -147,84 +261,15 @@ func modelTiers(requests, tokens int64) (tiers []throttle.Tier) {
 	return tiers
 }
 
-// atOnce returns the tiers of a model that has a number of requests at the same time.
-func atOnce(concurrent, requests, tokens int64) []throttle.Tier {
-	tiers := []throttle.Tier{{Limit: concurrent, Algorithm: throttle.Concurrency}}
-	if requests > 0 || tokens > 0 {
-		tiers = append(tiers, modelTiers(requests, tokens)...)
-	}
-	return tiers
-}
-
 // within returns a quota with its window.
 func within(window time.Duration, q answers.Quota) answers.Quota {
 	q.Window = window
 	return q
 }
 
-// settle lets the tokens that a response reports replace the estimate.
-func settle(p *Provider, used answers.Field) {
-	for i := range p.Scopes[0].Policy.Tiers {
-		if t := &p.Scopes[0].Policy.Tiers[i]; t.Unit == "tokens" {
-			t.Estimated = true
-		}
+func isHost(text string) error {
+	if text == "" || strings.ContainsAny(text, "/:@?# ") {
+		return errors.New("it must be a host such as api.groq.com, without https:// and without a path")
 	}
-	p.Profile.Charges = []answers.Charge{{Unit: "tokens", Field: used, Or: answers.Field{Path: "usage.total_tokens"}}}
-}
-
-// freeModel reports whether the model of a request is free. All free models share one quota.
-func (c *prompts) freeModel(req *http.Request) (key string, counts bool) {
-	model, counts := c.model(req)
-	return "", counts && strings.HasSuffix(model, ":free")
-}
-
-// notFlash returns the model of a request unless it is a flash model of DeepSeek.
-func (c *prompts) notFlash(req *http.Request) (model string, counts bool) {
-	model, counts = c.model(req)
-	return model, counts && !strings.HasSuffix(model, "-flash")
-}
-
-// flashModel returns the model of a request if it is a flash model of DeepSeek.
-func (c *prompts) flashModel(req *http.Request) (model string, counts bool) {
-	model, counts = c.sameModel(req)
-	return model, counts && strings.HasSuffix(model, "-flash")
-}
-
-// openRouterRules returns the rules of OpenRouter. Its errors have the headers of the limit in their
-// bodies, and an error of the upstream provider as text.
-func openRouterRules() []answers.Rule {
-	const status = http.StatusTooManyRequests
-	reset := []answers.Field{
-		{Path: "error.metadata.headers.X-RateLimit-Reset", Format: answers.EpochMillis},
-		{Header: "X-Ratelimit-Reset", Format: answers.EpochMillis},
-		{Path: "error.metadata.raw", After: `"retryDelay":"`, Format: answers.Duration},
-	}
-	return []answers.Rule{
-		{Status: status, Path: "error.message", Text: "*free-models-per-*", Kind: answers.Limited, Wide: true, Delay: reset},
-		{Status: status, Header: "Retry-After", Kind: answers.Limited},
-		{Status: status, Path: "error.metadata.limit_source", Text: "upstream_provider*", Kind: answers.Other},
-		{Status: status, Kind: answers.Limited, Delay: reset},
-		{Status: http.StatusPaymentRequired, Header: "Retry-After", Kind: answers.Limited, Reason: "in-flight budget"},
-		{Status: http.StatusOK, Path: "error.code", Text: "429", Kind: answers.Limited},
-	}
-}
-
-// cerebras returns the quotas and rules of Cerebras. Only the message of a refusal names the window.
-func cerebras() (quotas []answers.Quota, rules []answers.Rule) {
-	rules = []answers.Rule{{Status: http.StatusTooManyRequests, Path: "param", Text: "queue", Kind: answers.Other, Reason: "queue full"}}
-	for _, of := range []struct{ name, unit string }{{"Requests", ""}, {"Tokens", "tokens"}} {
-		for _, per := range []struct {
-			name   string
-			window time.Duration
-		}{{"Minute", time.Minute}, {"Hour", time.Hour}, {"Day", 24 * time.Hour}} {
-			q := within(per.window, openAIQuota(of.name+"-"+per.name, of.unit))
-			q.Reset.Format = answers.Seconds
-			quotas = append(quotas, q)
-			rules = append(rules, answers.Rule{
-				Status: http.StatusTooManyRequests, Path: "message", Text: of.name + " per " + strings.ToLower(per.name) + "*",
-				Kind: answers.Limited, Delay: []answers.Field{q.Reset},
-			})
-		}
-	}
-	return quotas, rules
+	return nil
 }

@@ -189,7 +189,7 @@ func TestOpenAICompatibleRefusals(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.OpenAI(100_000, 1e9, time.Minute)
+				api := openAI(100_000, 1e9)
 				rt := over(t, providers.OpenAICompatible(test.host, 0, 0), api)
 				api.Trap(test.reply())
 				send(t, rt, ask(t, test.host, "m:free", 1, 1))

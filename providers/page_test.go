@@ -6,6 +6,7 @@ import (
 	"go/ast"
 	"go/doc"
 	"go/parser"
+	"go/printer"
 	gotoken "go/token"
 	"maps"
 	"os"
@@ -16,56 +17,15 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/apithrottle/throttle"
 )
 
 var update = flag.Bool("update", false, "write the presets into docs/providers.md and README.md")
 
-// pageKinds are the presets by kind of API.
-var pageKinds = []struct {
-	name    string
-	presets []string
-}{
-	{"Language models", []string{"Anthropic", "AzureOpenAI", "Bedrock", "Gemini", "OpenAI", "OpenAICompatible"}},
-	{"Exchanges and blockchains", []string{"Alchemy", "Binance", "BinanceFutures", "BinanceUS", "Bybit", "CoinbaseApp",
-		"CoinbaseExchange", "Etherscan", "Infura", "Kraken", "KrakenFutures", "OKX"}},
-	{"Code and work", []string{"Airtable", "Atlassian", "GitHub", "GitLab", "HubSpot", "Notion", "Salesforce", "Zendesk"}},
-	{"Payments and shops", []string{"AmazonSPAPI", "ShopifyGraphQL", "ShopifyREST", "Stripe"}},
-	{"Messages", []string{"Discord", "Slack", "Telegram", "Twilio"}},
-	{"Clouds and office", []string{"Cloudflare", "GoogleWorkspace", "MicrosoftGraph", "Okta"}},
-	{"Social and data", []string{"Meta", "Reddit", "Spotify", "X"}},
-}
-
-// A call is a call of a constructor, and what it returns.
-type call struct {
-	text string
-	Provider
-}
-
-// examples call the constructors that have parameters.
-var examples = []call{
-	{"Anthropic(50, 30_000, 8_000)", Anthropic(50, 30_000, 8_000)},
-	{"AzureOpenAI(600, 100_000)", AzureOpenAI(600, 100_000)},
-	{"Bedrock(50, 200_000)", Bedrock(50, 200_000)},
-	{"Gemini(10, 250_000, 250)", Gemini(10, 250_000, 250)},
-	{"GoogleWorkspace(nil)", GoogleWorkspace(nil)},
-	{`HubSpot("Europe/Berlin")`, HubSpot("Europe/Berlin")},
-	{"Infura(500, 3_000_000)", Infura(500, 3_000_000)},
-	{"Meta(200)", Meta(200)},
-	{"OpenAI(500, 30_000)", OpenAI(500, 30_000)},
-	{`OpenAICompatible("api.groq.com", 30, 8_000)`, OpenAICompatible("api.groq.com", 30, 8_000)},
-	{`OpenAICompatible("openrouter.ai", 0, 0)`, OpenAICompatible("openrouter.ai", 0, 0)},
-	{`OpenAICompatible("api.mistral.ai", 60, 500_000)`, OpenAICompatible("api.mistral.ai", 60, 500_000)},
-	{`OpenAICompatible("api.x.ai", 480, 2_000_000)`, OpenAICompatible("api.x.ai", 480, 2_000_000)},
-	{`OpenAICompatible("api.deepseek.com", 0, 0)`, OpenAICompatible("api.deepseek.com", 0, 0)},
-	{`OpenAICompatible("api.together.ai", 0, 0)`, OpenAICompatible("api.together.ai", 0, 0)},
-	{`OpenAICompatible("api.cerebras.ai", 30, 60_000)`, OpenAICompatible("api.cerebras.ai", 30, 60_000)},
-	{"Salesforce(100_000)", Salesforce(100_000)},
-	{"Spotify(100)", Spotify(100)},
-	{"Twilio(10)", Twilio(10)},
-	{"Zendesk(700)", Zendesk(700)},
+// pageKinds are the kinds of presets, as the page has them.
+var pageKinds = []string{
+	"Language models", "Exchanges and blockchains", "Code and work", "Payments and shops", "Messages", "Clouds and office", "Social and data",
 }
 
 const (
@@ -77,28 +37,27 @@ const (
 func TestPage(t *testing.T) {
 	docs := constructors(t)
 	synopsis := regexp.MustCompile(`^(\w+) is the (\w+ )*API of .+, with the limits of .+\.$`)
-	for name, c := range docs {
-		if m := synopsis.FindStringSubmatch(c.synopsis); m == nil || m[1] != name {
-			t.Errorf("%s: the comment begins %q, want: %[1]s is the API of …, with the limits of …", name, c.synopsis)
+	for _, c := range docs {
+		if m := synopsis.FindStringSubmatch(c.synopsis); m == nil || m[1] != c.name {
+			t.Errorf("%s: the comment begins %q, want: %[1]s is the API of …, with the limits of …", c.name, c.synopsis)
+		}
+		if !slices.Contains(pageKinds, c.preset.kind) {
+			t.Errorf("%s has the kind %q, want one of %q", c.name, c.preset.kind, pageKinds)
 		}
 	}
 	var contents, sections, table strings.Builder
-	listed := map[string]bool{}
 	for _, kind := range pageKinds {
-		fmt.Fprintf(&sections, "\n## %s\n", kind.name)
-		var links []string
-		for _, name := range kind.presets {
-			links = append(links, fmt.Sprintf("[%s](#%s)", name, strings.ToLower(name)))
-			sections.WriteString(pageSection(t, docs[name]))
-			listed[name] = true
+		fmt.Fprintf(&sections, "\n## %s\n", kind)
+		var names, links []string
+		for _, c := range docs {
+			if c.preset.kind == kind {
+				names = append(names, c.name)
+				links = append(links, fmt.Sprintf("[%s](#%s)", c.name, strings.ToLower(c.name)))
+				sections.WriteString(pageSection(c))
+			}
 		}
-		fmt.Fprintf(&contents, "| [%s](#%s) | %s |\n", kind.name, strings.ReplaceAll(strings.ToLower(kind.name), " ", "-"), strings.Join(links, ", "))
-		fmt.Fprintf(&table, "| %s | %s |\n", kind.name, strings.Join(kind.presets, ", "))
-	}
-	for name := range docs {
-		if !listed[name] {
-			t.Errorf("%s is in none of the kinds: add it", name)
-		}
+		fmt.Fprintf(&contents, "| [%s](#%s) | %s |\n", kind, strings.ReplaceAll(strings.ToLower(kind), " ", "-"), strings.Join(links, ", "))
+		fmt.Fprintf(&table, "| %s | %s |\n", kind, strings.Join(names, ", "))
 	}
 	checkGenerated(t, "../docs/providers.md", pageBegins, "", "\n"+tableBegins+contents.String()+sections.String())
 	checkGenerated(t, "../README.md", tableBegins, "\n", table.String())
@@ -133,13 +92,12 @@ func checkGenerated(t *testing.T, file, begin, end, want string) {
 
 // A constructor is the documentation of a preset.
 type constructor struct {
-	name, synopsis, file string
-	signature            string // with parameters
-	calls                []call
+	name, synopsis string
+	preset         Preset
 }
 
-// constructors returns the presets of this package by name.
-func constructors(t *testing.T) map[string]*constructor {
+// constructors returns the constructors of the presets, in the order of the presets.
+func constructors(t *testing.T) (all []constructor) {
 	names, err := filepath.Glob("*.go")
 	if err != nil {
 		t.Fatal(err)
@@ -160,48 +118,73 @@ func constructors(t *testing.T) map[string]*constructor {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := map[string]*constructor{}
+	found := map[string]constructor{} // by the constructor with its parameters
 	for _, typ := range pkg.Types {
 		if typ.Name != "Provider" {
 			continue
 		}
 		for _, f := range typ.Funcs {
-			found[f.Name] = &constructor{name: f.Name, synopsis: pkg.Synopsis(f.Doc), file: set.Position(f.Decl.Pos()).Filename}
+			var signature strings.Builder
+			if err := printer.Fprint(&signature, set, &ast.FuncType{Params: f.Decl.Type.Params}); err != nil {
+				t.Fatal(err)
+			}
+			found[f.Name+strings.TrimPrefix(signature.String(), "func")] = constructor{name: f.Name, synopsis: pkg.Synopsis(f.Doc)}
 		}
 	}
-	for _, p := range presets() {
-		name, _, _ := strings.Cut(p.Constructor, "(")
-		c := found[name]
-		if c == nil {
-			t.Fatalf("%s is not a function that returns a Provider", p)
+	for _, p := range Presets() {
+		c, ok := found[p.Constructor]
+		if !ok {
+			t.Fatalf("%s is not a function that returns a Provider: there are %q", p, slices.Sorted(maps.Keys(found)))
 		}
-		c.signature = p.Constructor
-		if p.New != nil {
-			c.calls = []call{{p.Constructor, p.New()}}
+		delete(found, p.Constructor)
+		c.preset = p
+		all = append(all, c)
+	}
+	for signature := range found {
+		t.Errorf("%s has no Preset, or it is not in presets of presets.go", signature)
+	}
+	return all
+}
+
+// callOf returns the call of a preset's constructor with arguments.
+func callOf(p Preset, args map[string]string) string {
+	var texts []string
+	for _, param := range p.Parameters {
+		text := args[param.Name]
+		if n, err := strconv.ParseInt(text, 10, 64); err == nil && !param.Text {
+			texts = append(texts, strings.ReplaceAll(thousands(n), ",", "_"))
+		} else {
+			texts = append(texts, strconv.Quote(text))
 		}
 	}
-	for _, e := range examples {
-		name, _, _ := strings.Cut(e.text, "(")
-		found[name].calls = append(found[name].calls, e)
+	if p.New == nil && texts == nil {
+		texts = append(texts, "nil") // a function
 	}
-	return found
+	name, _, _ := strings.Cut(p.Constructor, "(")
+	return name + "(" + strings.Join(texts, ", ") + ")"
 }
 
 // pageSection returns the part of the page about a preset.
-func pageSection(t *testing.T, c *constructor) string {
-	if c == nil || len(c.calls) == 0 {
-		t.Fatalf("%+v: no preset or no example of it", c)
-	}
+func pageSection(c constructor) string {
 	var b strings.Builder
 	_, about, _ := strings.Cut(c.synopsis, " ")
-	fmt.Fprintf(&b, "\n### %s\n\n%s", c.name, wrap(fmt.Sprintf("`%s` %s [More](../providers/%s).", c.signature, about, c.file)))
+	fmt.Fprintf(&b, "\n### %s\n\n%s", c.name, wrap(fmt.Sprintf("`%s` %s", c.preset, about)))
+	accounts := []map[string]string{c.preset.Example()}
+	if c.preset.known != nil {
+		accounts = c.preset.known()
+	}
 	var hosts []string
 	pages := map[string][]string{} // by the day when they were read
-	for _, e := range c.calls {
-		if e.text == c.signature {
-			b.WriteString("\n| scope | limits |\n|---|---|\n")
-		} else {
-			fmt.Fprintf(&b, "\n| scope | limits of `%s` |\n|---|---|\n", e.text)
+	shown := map[string]bool{}     // the pages of the first scopes
+	for _, args := range accounts {
+		e := c.preset.Provider(args)
+		if shown[e.Scopes[0].Page] {
+			continue // another host with the limits of an earlier one
+		}
+		shown[e.Scopes[0].Page] = true
+		b.WriteString("\n")
+		if text := callOf(c.preset, args); text != c.preset.Constructor {
+			fmt.Fprintf(&b, "`%s`:\n\n", text)
 		}
 		var named []string
 		for _, s := range e.Scopes {
@@ -209,13 +192,13 @@ func pageSection(t *testing.T, c *constructor) string {
 				pages[s.Read] = append(pages[s.Read], page)
 			}
 			if s.Name[0] >= '0' && s.Name[0] <= '9' {
-				named = append(named, "`"+s.Name+"`")
+				named = append(named, s.Name)
 				continue
 			}
-			fmt.Fprintf(&b, "| `%s` | %s |\n", s.Name, limits(s.Policy))
+			fmt.Fprintf(&b, "- %s: %s\n", s.Name, limits(s.Policy))
 		}
 		if named != nil {
-			fmt.Fprintf(&b, "| %s | as their names say |\n", strings.Join(named, ", "))
+			b.WriteString(wrap("- as their names say: " + strings.Join(named, ", ")))
 		}
 		for _, h := range e.Hosts {
 			hosts = append(hosts, "`"+h+"`")
@@ -243,76 +226,16 @@ func pageName(page string) string {
 	return host + "/…/" + last
 }
 
-// limits returns a policy's tiers in words.
+// limits returns the text of a policy's tiers.
 func limits(p throttle.Policy) string {
-	var all []string
-	for _, t := range p.Tiers {
-		all = append(all, words(t))
-	}
-	return strings.Join(all, "; ")
-}
-
-// words returns a tier in words.
-func words(t throttle.Tier) string {
-	if t.Unit == noLimit.Unit {
+	if p.Tiers[0].Unit == noLimit.Unit {
 		return "none that is known: waits after refusals"
 	}
-	amount := func(n int64) string {
-		switch {
-		case t.Unit != "":
-			return thousands(n) + " `" + t.Unit + "`"
-		case n == 1:
-			return "1 request"
-		}
-		return thousands(n) + " requests"
+	var all []string
+	for _, t := range p.Tiers {
+		all = append(all, t.String())
 	}
-	text := amount(t.Limit)
-	switch t.Algorithm {
-	case throttle.Concurrency:
-		text += " at once"
-	case throttle.Calendar:
-		zone := t.Zone
-		if zone == "" {
-			zone = "UTC"
-		}
-		text += " in each " + t.Period.String() + " of " + zone
-	case throttle.TokenBucket, throttle.LeakyBucket, throttle.GCRA:
-		rate := thousands(t.Limit) + " in " + length(t.Window)
-		if seconds := t.Window.Seconds(); t.Window%(10*time.Second) == 0 && strings.Trim(strconv.Itoa(int(seconds)), "0") == "1" {
-			rate = strconv.FormatFloat(float64(t.Limit)/seconds, 'f', -1, 64) + " a second"
-		} else if one := length(t.Window); !strings.Contains(one, " ") {
-			rate = thousands(t.Limit) + " a " + one
-		}
-		text = "a bucket of " + amount(t.Capacity()) + " that gains " + rate
-	case throttle.FixedWindow:
-		text += " in each " + length(t.Window)
-	case throttle.AnchoredWindow:
-		text += " in each " + length(t.Window) + " after a first request"
-	default:
-		text += " in any " + length(t.Window)
-	}
-	if t.PaceBurst > 0 {
-		text += ", spread evenly"
-	}
-	if t.Estimated {
-		text += ", estimated"
-	}
-	return text
-}
-
-// length returns a duration in words.
-func length(d time.Duration) string {
-	for _, unit := range []struct {
-		name string
-		time.Duration
-	}{{"day", 24 * time.Hour}, {"hour", time.Hour}, {"minute", time.Minute}, {"second", time.Second}} {
-		if n := d / unit.Duration; d%unit.Duration == 0 && n == 1 {
-			return unit.name
-		} else if d%unit.Duration == 0 {
-			return fmt.Sprintf("%d %ss", n, unit.name)
-		}
-	}
-	return d.String()
+	return "`" + strings.Join(all, " + ") + "`"
 }
 
 // thousands returns n with commas.

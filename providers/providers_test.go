@@ -5,9 +5,8 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"os"
-	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -20,45 +19,78 @@ import (
 	"github.com/apithrottle/throttle/providers"
 )
 
-var presets = []func() providers.Provider{
-	providers.Airtable, providers.Alchemy, providers.AmazonSPAPI, providers.Atlassian, providers.Binance, providers.BinanceFutures,
-	providers.BinanceUS, providers.Bybit, providers.Cloudflare, providers.CoinbaseApp, providers.CoinbaseExchange, providers.Discord,
-	providers.Etherscan, providers.GitHub, providers.GitLab, providers.Kraken, providers.KrakenFutures, providers.MicrosoftGraph,
-	providers.Notion, providers.OKX, providers.Okta, providers.Reddit, providers.ShopifyGraphQL, providers.ShopifyREST,
-	providers.Slack, providers.Stripe, providers.Telegram, providers.X,
-	func() providers.Provider { return providers.Anthropic(100, 30_000, 8_000) },
-	func() providers.Provider { return providers.AzureOpenAI(600, 100_000) },
-	func() providers.Provider { return providers.Bedrock(50, 200_000) },
-	func() providers.Provider { return providers.Gemini(10, 250_000, 250) },
-	func() providers.Provider { return providers.GoogleWorkspace(nil) },
-	func() providers.Provider { return providers.HubSpot("Europe/Berlin") },
-	func() providers.Provider { return providers.Infura(500, 3_000_000) },
-	func() providers.Provider { return providers.Meta(200) },
-	func() providers.Provider { return providers.OpenAI(500, 30_000) },
-	func() providers.Provider { return providers.OpenAICompatible("api.deepseek.com", 0, 0) },
-	func() providers.Provider { return providers.Salesforce(15_000) },
-	func() providers.Provider { return providers.Spotify(100) },
-	func() providers.Provider { return providers.Twilio(1) },
-	func() providers.Provider { return providers.Zendesk(700) },
+// presets returns the APIs of usual accounts.
+var presets = func() (all []func() providers.Provider) {
+	for _, p := range providers.Presets() {
+		all = append(all, func() providers.Provider { return p.Provider(p.Example()) })
+	}
+	return append(all, func() providers.Provider { return providers.OpenAICompatible("api.deepseek.com", 0, 0) })
+}()
+
+// A preset has the name of its constructor and the parameters that a text can have, with examples that
+// are in normal form. TestPage compares constructors with the source.
+func TestPresetsAreDescribed(t *testing.T) {
+	kebab := regexp.MustCompile(`^[a-z0-9]+(-[a-z0-9]+)*$`)
+	var names []string
+	for _, p := range providers.Presets() {
+		names = append(names, p.Name)
+		constructor, signature, _ := strings.Cut(strings.TrimSuffix(p.Constructor, ")"), "(")
+		if !kebab.MatchString(p.Name) || strings.ReplaceAll(p.Name, "-", "") != strings.ToLower(constructor) {
+			t.Errorf("%q is not the name of %s in lower case with hyphens", p.Name, constructor)
+		}
+		var got, want []string
+		for param := range strings.SplitSeq(signature, ", ") {
+			if name, kind, _ := strings.Cut(param, " "); name != "" && !strings.HasPrefix(kind, "func") {
+				want = append(want, strings.ToLower(name))
+			}
+		}
+		for _, param := range p.Parameters {
+			got = append(got, strings.ReplaceAll(param.Name, "_", ""))
+			for _, value := range []string{param.Example, param.Default} {
+				if normal, err := param.Parse(value); (err != nil || normal != value) && (value != "" || !param.Required()) {
+					t.Errorf("%s: %s: %q has the normal form %q: %v", p.Name, param.Name, value, normal, err)
+				}
+			}
+			if param.About == "" || !param.Text && strings.HasSuffix(param.About, "; 0: not limited") != (param.Min == 0) {
+				t.Errorf("%s: %s from %d is %q: say what 0 means if it is possible", p.Name, param.Name, param.Min, param.About)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s has the parameters %q, want %q", p, got, want)
+		}
+	}
+	if !slices.IsSorted(names) {
+		t.Errorf("the presets are not sorted: %q", names)
+	}
 }
 
-// TestEveryPreset fails if a constructor is missing from presets.
-func TestEveryPreset(t *testing.T) {
-	files, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	constructor := regexp.MustCompile(`(?m)^func [A-Z]\w*\(.*\) Provider `)
-	n := 0
-	for _, name := range files {
-		source, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
+func TestParameterParse(t *testing.T) {
+	for _, test := range []struct{ preset, parameter, value, want, err string }{
+		{"openai", "requests", "30_000", "30000", ""},
+		{"openai", "requests", "1000000000000", "1000000000000", ""},
+		{"openai", "requests", "1000000000001", "", "it must be a whole number from 1 to 1000000000000, the requests a minute of a model"},
+		{"openai", "requests", "0", "", "from 1 to"},
+		{"openai", "requests", "", "", "from 1 to"},
+		{"openai", "requests", "1e3", "", "from 1 to"},
+		{"infura", "day", "0", "0", ""},
+		{"infura", "day", "-1", "", "from 0 to"},
+		{"hubspot", "zone", "Europe/Berlin", "Europe/Berlin", ""},
+		{"hubspot", "zone", "Mars/Olympus", "", "it must be a time zone"},
+		{"openai-compatible", "host", "llm.example.com", "llm.example.com", ""},
+		{"openai-compatible", "host", "https://llm.example.com", "", "without https://"},
+		{"openai-compatible", "host", "", "", "it must be a host"},
+	} {
+		for _, p := range providers.Presets() {
+			for _, param := range p.Parameters {
+				if p.Name != test.preset || param.Name != test.parameter {
+					continue
+				}
+				got, err := param.Parse(test.value)
+				if test.err == "" && (err != nil || got != test.want) || test.err != "" && (err == nil || !strings.Contains(err.Error(), test.err)) {
+					t.Errorf("%s: %s=%s: %q, %v, want %q, %s", p.Name, param.Name, test.value, got, err, test.want, test.err)
+				}
+			}
 		}
-		n += len(constructor.FindAll(source, -1))
-	}
-	if n != len(presets) {
-		t.Errorf("%d constructors and %d presets: add the missing ones", n, len(presets))
 	}
 }
 
@@ -115,7 +147,7 @@ func TestTransportErrors(t *testing.T) {
 func TestSharedStore(t *testing.T) {
 	d := long(20 * time.Second)
 	synctest.Test(t, func(t *testing.T) {
-		api, store := fakeapi.Stripe(), new(local.Store)
+		api, store := standIn("stripe"), new(local.Store)
 		api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 		var clients [3]*throttle.Transport
 		for i := range clients {
@@ -142,7 +174,7 @@ func TestOverride(t *testing.T) {
 		p := providers.Etherscan()
 		p.Scope("account").Policy.Tiers = []throttle.Tier{throttle.PerMinute(1)}
 		p.Scope("account").Policy.MaxWait = time.Second
-		rt := over(t, p, fakeapi.Etherscan())
+		rt := over(t, p, standIn("etherscan"))
 		send(t, rt, get(t, etherscan))
 		_, err := rt.RoundTrip(get(t, etherscan))
 		if !errors.Is(err, throttle.ErrDeadline) || !strings.Contains(err.Error(), `policy "etherscan/account"`) {
@@ -246,7 +278,7 @@ func testKeys(t *testing.T) {
 		}
 	}
 	p := providers.Provider{Name: "p", Scopes: []providers.Scope{scope("Channel", throttle.PerHour(1)), scope("Team", throttle.PerMinute(2))}}
-	rt := over(t, p, fakeapi.Twilio(9))
+	rt := over(t, p, standIn("twilio", "account=9;algo=concurrency"))
 	for i, step := range []struct {
 		team, channel string
 		admitted      bool

@@ -9,6 +9,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var redditPreset = Preset{Name: "reddit", Constructor: "Reddit()", kind: "Social and data", New: Reddit}
+
 // Reddit is the API of Reddit, with the limits of one OAuth client. A client has 100 requests a
 // minute, averaged over 10 minutes: 1,000 in each window, whose end responses report. Some accounts
 // have more. Requests for tokens have 300 in 5 minutes of their own. Without OAuth, www.reddit.com
@@ -32,12 +34,7 @@ func Reddit() Provider {
 			some("token", code, when(redditToken), fixed(300, 5*time.Minute, "")),
 			some("web", wiki, when(func(req *http.Request) bool { return !redditOAuth(req) && !redditToken(req) }), throttle.Tier{Limit: 1, Window: 2 * time.Second}),
 		},
-		Cost: func(req *http.Request) throttle.Cost {
-			if _, writes := redditWrite(req); writes {
-				return throttle.Cost{"writes": 1}
-			}
-			return nil
-		},
+		Cost: costsOne("writes", redditWrite),
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{{Remaining: answers.Field{Header: left}, Used: answers.Field{Header: "X-Ratelimit-Used"}, Reset: reset}},
 			Rules: []answers.Rule{

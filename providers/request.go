@@ -10,6 +10,7 @@ import (
 	"mime/multipart"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -139,8 +140,38 @@ func bucket(limit int64, window time.Duration, size int64) throttle.Tier {
 	return throttle.Tier{Limit: limit, Window: window, Algorithm: throttle.TokenBucket, Burst: size}
 }
 
+// minute returns a tier of a rolling minute.
+func minute(limit int64, unit string) throttle.Tier {
+	return throttle.Tier{Limit: limit, Window: time.Minute, Unit: unit}
+}
+
+// fixed returns a tier of fixed windows, whose boundaries follow the provider's clock.
+func fixed(limit int64, window time.Duration, unit string) throttle.Tier {
+	return throttle.Tier{Limit: limit, Window: window, Unit: unit, Algorithm: throttle.FixedWindow, Phase: throttle.UnknownPhase}
+}
+
 // noLimit is the tier of a scope that only refusals pause. It counts a unit of which every request
 // takes 0, as costsNothing says.
 var noLimit = throttle.Tier{Limit: 1, Window: time.Second, Unit: "nothing", Algorithm: throttle.TokenBucket}
 
 func costsNothing(*http.Request) throttle.Cost { return throttle.Cost{"nothing": 0} }
+
+// costsOne returns a Cost of one unit, beside its request, of each request that counts according to key.
+func costsOne(unit string, key func(*http.Request) (string, bool)) func(*http.Request) throttle.Cost {
+	return func(req *http.Request) throttle.Cost {
+		if _, counts := key(req); !counts {
+			return nil
+		}
+		return throttle.Cost{unit: 1}
+	}
+}
+
+// headerMillis returns the time in a header, in milliseconds since 1970, or the zero time if there
+// is none.
+func headerMillis(req *http.Request, name string) time.Time {
+	n, err := strconv.ParseInt(req.Header.Get(name), 10, 64)
+	if err != nil || n <= 0 {
+		return time.Time{}
+	}
+	return time.UnixMilli(n)
+}

@@ -9,6 +9,12 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var salesforcePreset = Preset{
+	Name: "salesforce", Constructor: "Salesforce(perDay int64)", kind: "Code and work",
+	Parameters: []Parameter{{Name: "per_day", About: "calls a day of the org", Min: 1, Example: "100000"}},
+	call:       func(a arguments) Provider { return Salesforce(a.number("per_day")) },
+}
+
 // Salesforce is the API of the Salesforce Platform, with the limits of each org. An org has perDay
 // calls in any 24 hours, whatever the user and the app: 100,000 and 1,000 for each license in the
 // Enterprise Edition, 15,000 in the Developer Edition. It also has 25 calls at once that last 20

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
-	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -30,7 +29,7 @@ func TestSharedScope(t *testing.T) {
 			Account: func(req *http.Request) string { return req.Header.Get("Account") },
 		}
 		p.Scope("Kind").Shared = true
-		rt := over(t, p, fakeapi.Twilio(9))
+		rt := over(t, p, standIn("twilio", "account=9;algo=concurrency"))
 		for i, step := range []struct {
 			account, team, kind, object string
 			admitted                    bool

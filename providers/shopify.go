@@ -8,7 +8,10 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/prompt"
 )
+
+var shopifyRESTPreset = Preset{Name: "shopify-rest", Constructor: "ShopifyREST()", kind: "Payments and shops", New: ShopifyREST}
 
 // ShopifyREST is the REST Admin API of Shopify, with the limits of one app in each shop on the
 // standard plan. An app has a bucket in each shop that holds 40 requests and leaks 2 a second
@@ -31,6 +34,8 @@ func ShopifyREST() Provider {
 	}
 }
 
+var shopifyGraphQLPreset = Preset{Name: "shopify-graphql", Constructor: "ShopifyGraphQL()", kind: "Payments and shops", New: ShopifyGraphQL}
+
 // ShopifyGraphQL is the GraphQL Admin API of Shopify, with the limits of one app in each shop on
 // the standard plan. An app has a bucket in each shop that gains 100 points a second (Advanced
 // Shopify 200, Shopify Plus 1,000). The bucket holds the points of 20 seconds: 2,000 (4,000 and
@@ -49,7 +54,7 @@ func ShopifyREST() Provider {
 // shop (423) closes the shop's quota, and a security rejection (430) pauses nothing.
 func ShopifyGraphQL() Provider {
 	const cost, status = "extensions.cost.", "extensions.cost.throttleStatus."
-	requested := &learner{first: maxQuery}
+	requested := &prompt.Learner{First: maxQuery}
 	return Provider{
 		Name: "shopify-graphql",
 		Scopes: []Scope{
@@ -61,16 +66,13 @@ func ShopifyGraphQL() Provider {
 			if _, counts := partner(req); counts {
 				return nil
 			}
-			return throttle.Cost{"points": min(requested.estimate(queryKinds(req)...), maxQuery)}
+			return throttle.Cost{"points": min(requested.Estimate(queryKinds(req)...), maxQuery)}
 		},
 		Settle: func(req *http.Request) func(throttle.Cost) throttle.Cost {
-			kinds := queryKinds(req)
-			requested.sent(kinds...)
+			end := requested.Begin(queryKinds(req)...)
 			return func(reported throttle.Cost) throttle.Cost {
-				requested.ended(kinds...)
-				if n, ok := reported["requested"]; ok {
-					requested.learn(n, kinds...)
-				}
+				n, known := reported["requested"]
+				end(n, known)
 				return reported
 			}
 		},
@@ -132,12 +134,12 @@ func queryKinds(req *http.Request) []uint64 {
 		Variables            any
 	}
 	if json.Unmarshal(text, &query) != nil || query.Query == "" {
-		return []uint64{kindOf(req.URL.Path, string(text))}
+		return []uint64{prompt.Kind(req.URL.Path, string(text))}
 	}
 	variables, _ := json.Marshal(withoutStrings(query.Variables))
 	return []uint64{
-		kindOf(req.URL.Path, query.Query, query.OperationName),
-		kindOf(req.URL.Path, query.Query, query.OperationName, string(variables)),
+		prompt.Kind(req.URL.Path, query.Query, query.OperationName),
+		prompt.Kind(req.URL.Path, query.Query, query.OperationName, string(variables)),
 	}
 }
 

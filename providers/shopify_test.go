@@ -22,7 +22,7 @@ func TestShopifyREST(t *testing.T) {
 	t.Run("two shops", func(t *testing.T) {
 		d := long(2 * time.Minute)
 		synctest.Test(t, func(t *testing.T) {
-			api := fakeapi.ShopifyREST()
+			api := standIn("shopifyrest")
 			api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 			saturate(t, over(t, providers.ShopifyREST(), api), 8, d, func(w int) *http.Request {
 				return get(t, fmt.Sprintf(products, []string{"one", "two"}[w%2]))
@@ -32,7 +32,7 @@ func TestShopifyREST(t *testing.T) {
 	})
 	t.Run("Retry-After is a decimal, and earlier requests are refused", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := fakeapi.ShopifyREST()
+			api := standIn("shopifyrest")
 			rt := over(t, providers.ShopifyREST(), api)
 			one := fmt.Sprintf(products, "one")
 			for range 40 { // the same app, in another process
@@ -51,7 +51,7 @@ func TestShopifyREST(t *testing.T) {
 	})
 	t.Run("responses report the app's use elsewhere", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := fakeapi.ShopifyREST()
+			api := standIn("shopifyrest")
 			rt := over(t, providers.ShopifyREST(), api)
 			one := fmt.Sprintf(products, "one")
 			for range 30 {
@@ -94,7 +94,7 @@ func TestShopifyGraphQL(t *testing.T) {
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.ShopifyGraphQL()
+				api := standIn("shopifygraphql")
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				api.Hold = fakeapi.Between(10*time.Millisecond, 100*time.Millisecond)
 				d := long(2 * time.Minute)
@@ -105,7 +105,7 @@ func TestShopifyGraphQL(t *testing.T) {
 	}
 	t.Run("200 THROTTLED", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := fakeapi.ShopifyGraphQL()
+			api := standIn("shopifygraphql")
 			rt := over(t, asking(70), api)
 			const body = `{"errors":[{"message":"Throttled","extensions":{"code":"THROTTLED"}}],"extensions":{"cost":{"requestedQueryCost":70,"actualQueryCost":null,"throttleStatus":{"maximumAvailable":1000,"currentlyAvailable":66,"restoreRate":50}}}}`
 			api.Trap(fakeapi.Reply{Body: body})
@@ -119,7 +119,7 @@ func TestShopifyGraphQL(t *testing.T) {
 	})
 	t.Run("REST is not limited", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := fakeapi.ShopifyREST()
+			api := standIn("shopifyrest")
 			rt := over(t, providers.ShopifyGraphQL(), api)
 			for range 40 {
 				if _, _, took := send(t, rt, get(t, fmt.Sprintf(products, "one"))); took != 0 {
@@ -133,7 +133,7 @@ func TestShopifyGraphQL(t *testing.T) {
 // Responses report how much of the bucket another process of the app has used.
 func TestShopifyGraphQLUsedElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := fakeapi.ShopifyGraphQL()
+		api := standIn("shopifygraphql")
 		p := providers.ShopifyGraphQL()
 		p.Cost = func(*http.Request) throttle.Cost { return throttle.Cost{"points": 50} }
 		rt := over(t, p, api)
@@ -148,9 +148,9 @@ func TestShopifyGraphQLUsedElsewhere(t *testing.T) {
 // The requested cost of a query is learned, so the bucket is used although the answers take time.
 func TestShopifyCostIsLearned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := fakeapi.ShopifyGraphQL()
+		api := standIn("shopifygraphql")
 		times := int(4 / scaled(4, 4)) // "make test" has a quarter of the workers and queries, which cost more
-		api.Hold = func() time.Duration { return 300 * time.Millisecond }
+		api.Hold = func(*http.Request) time.Duration { return 300 * time.Millisecond }
 		saturate(t, over(t, providers.ShopifyGraphQL(), api), 32/times, time.Minute, func(int) *http.Request { return query(t, 12*times, 2*times) })
 		checkServed(t, api, 0.9*(2_000+60*100)/float64(2*times))
 	})
@@ -237,7 +237,7 @@ func ExampleShopifyREST() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, fakeapi.ShopifyREST()) // instead of the network
+	serve(client, standIn("shopifyrest")) // instead of the network
 
 	for _, shop := range []string{"one", "two"} { // each shop has a separate quota
 		resp, err := client.Get("https://" + shop + ".myshopify.com/admin/api/2026-07/products.json")
@@ -261,7 +261,7 @@ func ExampleShopifyGraphQL() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, fakeapi.ShopifyGraphQL()) // instead of the network
+	serve(client, standIn("shopifygraphql")) // instead of the network
 
 	query := strings.NewReader(`{"query":"{ shop { name } }","variables":{"requested":12,"actual":2}}`)
 	resp, err := client.Post("https://one.myshopify.com/admin/api/2026-07/graphql.json", "application/json", query)
@@ -275,6 +275,7 @@ func ExampleShopifyGraphQL() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(string(answer[:33]))
-	// Output: {"data":{"shop":{"name":"shop"}},
+	_, cost, _ := strings.Cut(string(answer), `"cost": `)
+	fmt.Println(cost[:52])
+	// Output: {"requestedQueryCost": 12, "actualQueryCost": 2, "th
 }

@@ -9,6 +9,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var slackPreset = Preset{Name: "slack", Constructor: "Slack()", kind: "Messages", New: Slack}
+
 // Slack is the Web API of Slack and its incoming webhooks, with the limits of one app in one
 // workspace. For an app in several workspaces, set Account to a function that returns the
 // workspace. Each method has a quota of its own, by the tier that Slack's Java SDK lists for it: 1,

@@ -46,7 +46,7 @@ func TestSlack(t *testing.T) {
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.Slack(time.Minute)
+				api := standIn("slack")
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				saturate(t, over(t, providers.Slack(), api), 8, d, func(w int) *http.Request { return load.next(t, w) })
 				checkServed(t, api, 0.95*d.Minutes()*load.want)
@@ -65,7 +65,7 @@ func TestSlackRefusals(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.Slack(time.Minute)
+				api := standIn("slack")
 				rt := over(t, providers.Slack(), api)
 				api.Trap(test.reply)
 				send(t, rt, slackForm(t, "users.list", ""))
@@ -152,7 +152,7 @@ func ExampleSlack() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, fakeapi.Slack(time.Minute)) // instead of the network
+	serve(client, standIn("slack")) // instead of the network
 
 	for _, channel := range []string{"C1", "C2"} { // each channel has one message a second
 		resp, err := client.PostForm("https://slack.com/api/chat.postMessage", url.Values{"channel": {channel}, "text": {"Hello!"}})

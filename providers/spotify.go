@@ -8,6 +8,12 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var spotifyPreset = Preset{
+	Name: "spotify", Constructor: "Spotify(requests int64)", kind: "Social and data",
+	Parameters: []Parameter{{Name: "requests", About: "requests in 30 seconds of the app, which Spotify does not publish", Min: 1, Example: "100"}},
+	call:       func(a arguments) Provider { return Spotify(a.number("requests")) },
+}
+
 // Spotify is the Web API of Spotify, with the limits of one app. An app has a number of requests in
 // any 30 seconds, over all its users. Spotify doesn't publish the number, which is lower in
 // development mode: requests is the caller's choice.

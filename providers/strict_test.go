@@ -14,7 +14,7 @@ import (
 
 // Providers that count as their documentation describes refuse nothing, and their limits are used,
 // although requests take up to 50 ms to arrive. These count otherwise, or for longer, than the rule
-// files that internal/fakeapi/rules plays.
+// files that internal/fakeapi plays.
 func TestPresetsOnStrictProviders(t *testing.T) {
 	type tier = throttle.Tier
 	fixed := func(limit int64, window time.Duration) tier { // windows that begin at a second unknown to the preset

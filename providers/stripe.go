@@ -8,6 +8,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var stripePreset = Preset{Name: "stripe", Constructor: "Stripe()", kind: "Payments and shops", New: Stripe}
+
 // Stripe is the API of Stripe, with the limits of one account. An account has 100 requests a second
 // in live mode and 25 in a sandbox. An endpoint, which is a method and a path without its ids, has
 // 25 a second. Searching, reading files and writing files have 20 each, creating payouts has 15 and

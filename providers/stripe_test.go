@@ -44,7 +44,7 @@ func TestStripe(t *testing.T) {
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.Stripe()
+				api := standIn("stripe")
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				saturate(t, over(t, providers.Stripe(), api), 24, d, func(w int) *http.Request { return load.next(t, w) })
 				checkServed(t, api, 0.93*load.rate*d.Seconds())
@@ -73,7 +73,7 @@ func TestStripeRefusals(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := fakeapi.Stripe()
+				api := standIn("stripe")
 				rt := over(t, providers.Stripe(), api)
 				api.Trap(test.reply)
 				if status, body, _ := send(t, rt, stripe(t, "GET", "charges", live)); status != 429 || body != test.reply.Body {
@@ -154,7 +154,7 @@ func ExampleStripe() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, fakeapi.Stripe()) // instead of the network
+	serve(client, standIn("stripe")) // instead of the network
 
 	resp, err := client.Get("https://api.stripe.com/v1/customers")
 	if err != nil {

@@ -10,6 +10,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var telegramPreset = Preset{Name: "telegram", Constructor: "Telegram()", kind: "Messages", New: Telegram}
+
 // Telegram is the Bot API of Telegram, with the limits of each bot, chat and group. A bot sends 30
 // messages a second in all, one a second to each chat, and 20 a minute to each group or channel.
 // Calls of the methods that send, copy, forward or edit count as messages. Of the other methods,

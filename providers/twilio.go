@@ -8,6 +8,12 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var twilioPreset = Preset{
+	Name: "twilio", Constructor: "Twilio(concurrent int64)", kind: "Messages",
+	Parameters: []Parameter{{Name: "concurrent", About: "requests of the account at the same time, which Twilio does not publish", Min: 1, Example: "10"}},
+	call:       func(a arguments) Provider { return Twilio(a.number("concurrent")) },
+}
+
 // Twilio is the API of Twilio, with the limits of one account. Twilio limits an account's
 // concurrent requests. The limit is not published and differs between accounts. Begin with a low
 // value, and watch the header Twilio-Concurrent-Requests and errors with the code 20429. An account

@@ -16,15 +16,15 @@ const twilio = "https://api.twilio.com/2010-04-01/Accounts/AC1/Messages.json"
 func TestTwilio(t *testing.T) {
 	t.Run("saturated", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := fakeapi.Twilio(5)
-			api.Hold = func() time.Duration { return 100 * time.Millisecond }
+			api := standIn("twilio", "account=5;algo=concurrency")
+			api.Hold = func(*http.Request) time.Duration { return 100 * time.Millisecond }
 			saturate(t, over(t, providers.Twilio(5), api), 50, 30*time.Second, func(int) *http.Request { return post(t, twilio) })
 			checkServed(t, api, 5*300-5)
 		})
 	})
 	t.Run("20429 names no wait", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := fakeapi.Twilio(5)
+			api := standIn("twilio", "account=5;algo=concurrency")
 			rt := over(t, providers.Twilio(5), api)
 			api.Trap(fakeapi.Reply{Status: 429, Body: `{"code":20429,"status":429}`})
 			send(t, rt, post(t, twilio))
@@ -35,7 +35,7 @@ func TestTwilio(t *testing.T) {
 	})
 	t.Run("the header of concurrent requests is not a limit", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := fakeapi.Twilio(5)
+			api := standIn("twilio", "account=5;algo=concurrency")
 			rt := over(t, providers.Twilio(5), api)
 			api.Trap(fakeapi.Reply{Header: map[string]string{"Twilio-Concurrent-Requests": "12"}})
 			send(t, rt, post(t, twilio))
@@ -83,7 +83,7 @@ func ExampleTwilio() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, fakeapi.Twilio(10)) // instead of the network
+	serve(client, standIn("twilio", "account=10;algo=concurrency")) // instead of the network
 
 	resp, err := client.Get("https://api.twilio.com/2010-04-01/Accounts/AC1/Messages.json")
 	if err != nil {

@@ -9,6 +9,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var xPreset = Preset{Name: "x", Constructor: "X()", kind: "Social and data", New: X}
+
 // X is the API of X, formerly Twitter, with the limits of each endpoint for one token, as responses
 // report them. Each endpoint, which is a method and a path without its ids, has a quota for each
 // user, or for the app if the request has the app's token. A window of 15 minutes opens with a

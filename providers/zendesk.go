@@ -10,6 +10,12 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+var zendeskPreset = Preset{
+	Name: "zendesk", Constructor: "Zendesk(requests int64)", kind: "Code and work",
+	Parameters: []Parameter{{Name: "requests", About: "requests a minute of the account", Min: 1, Default: "200", Example: "700"}},
+	call:       func(a arguments) Provider { return Zendesk(a.number("requests")) },
+}
+
 // Zendesk is the API of Zendesk Support and Help Center, with the limits of each account. An
 // account, which is a host, has a number of requests a minute, by its plan: 200 (Team), 400 (Growth
 // and Professional), 700 (Enterprise) or 2,500 (Enterprise Plus, or the High Volume add-on). Its
@@ -28,12 +34,7 @@ func Zendesk(requests int64) Provider {
 	account := fixed(requests, time.Minute, "account")
 	p := Provider{
 		Name: "zendesk",
-		Cost: func(req *http.Request) throttle.Cost {
-			if _, api := zendeskPath(req); !api {
-				return nil
-			}
-			return throttle.Cost{"account": 1}
-		},
+		Cost: costsOne("account", zendeskPath),
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{
 				{Unit: "account", Limit: answers.Field{Header: "X-Rate-Limit"}, Remaining: answers.Field{Header: "X-Rate-Limit-Remaining"},

@@ -1,4 +1,4 @@
-package rules_test
+package fakeapi_test
 
 import (
 	"encoding/json"
@@ -14,10 +14,10 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
-	"github.com/apithrottle/throttle/internal/fakeapi/rules"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 )
 
-const testdata = "../../../providers/testdata"
+const testdata = "../../providers/testdata"
 
 // names returns the names of all rule files.
 func names(t *testing.T) (names []string) {
@@ -31,9 +31,9 @@ func names(t *testing.T) (names []string) {
 	return names
 }
 
-func load(t *testing.T, name string) *rules.API {
+func load(t *testing.T, name string) *fakeapi.API {
 	t.Helper()
-	a, err := rules.Load(testdata, name)
+	a, err := fakeapi.Load(testdata, name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +45,10 @@ func TestRulesHaveTheDocumentedNumbers(t *testing.T) {
 	for _, name := range names(t) {
 		a := load(t, name)
 		for _, l := range a.Limits {
-			i := slices.IndexFunc(a.Documented, func(d rules.Documented) bool { return d.Name == l.Limit })
+			if l.Above != "" {
+				continue // it has no tier
+			}
+			i := slices.IndexFunc(a.Documented, func(d fakeapi.Documented) bool { return d.Name == l.Limit })
 			if i < 0 {
 				t.Errorf("%s: limit %s: the fixture has no limit %q", name, l.ID, l.Limit)
 				continue
@@ -71,7 +74,7 @@ func TestRulesHaveTheDocumentedNumbers(t *testing.T) {
 }
 
 // send sends a request without a limiter.
-func send(t *testing.T, s *rules.Server, r *http.Request) (*http.Response, string) {
+func send(t *testing.T, s *fakeapi.Server, r *http.Request) (*http.Response, string) {
 	t.Helper()
 	response, err := s.RoundTrip(r)
 	if err != nil {
@@ -86,7 +89,7 @@ func send(t *testing.T, s *rules.Server, r *http.Request) (*http.Response, strin
 
 // burst sends n requests that arrive at one instant, and returns the first refusal and how many
 // were accepted.
-func burst(s *rules.Server, build func() *http.Request, n int) (refusal *http.Response, body string, accepted int) {
+func burst(s *fakeapi.Server, build func() *http.Request, n int) (refusal *http.Response, body string, accepted int) {
 	for range n {
 		r, text, refused := s.Arrive(build())
 		if refused {
@@ -106,7 +109,7 @@ func TestStandInsAcceptWhatFixturesAccept(t *testing.T) {
 				if f.Means.Refused || f.Status >= 400 || f.Request.Method == "WS" {
 					continue
 				}
-				s := rules.NewServer(a, 1)
+				s := fakeapi.NewSlowServer(a)
 				response, body := send(t, s, f.Build())
 				if seen := s.Arrivals(); seen[0].Refused != nil || response.StatusCode >= 400 {
 					t.Errorf("%s: %s: %d %s", name, f.Name, response.StatusCode, body)
@@ -130,10 +133,10 @@ func TestStandInsRefuseAsFixtures(t *testing.T) {
 						f := a.Known[l.Refusal.Like]
 						kind = f.Build
 					}
-					s := rules.NewServer(&a, 1)
+					s := fakeapi.NewServer(&a)
 					s.Only = l.ID
 					tier, err := algorithms.ParseTier(l.Tier)
-					if err != nil {
+					if err != nil && l.Above == "" {
 						t.Fatal(err)
 					}
 					capacity := max(tier.Limit, tier.Burst)
@@ -152,13 +155,13 @@ func TestStandInsRefuseAsFixtures(t *testing.T) {
 					if last.Left >= last.Asked || last.Left+seen[0].Charged[l.ID] < 0 {
 						t.Errorf("refused with %d left of which %d are needed", last.Left, last.Asked)
 					}
-					compare(t, &a, a.Known[l.Refusal.Like], response, body)
+					compare(t, &a, &l.Refusal, response, body)
 				})
 			})
 		}
 		for i, r := range whole.Answers {
 			synctest.Test(t, func(t *testing.T) {
-				s := rules.NewServer(whole, 1)
+				s := fakeapi.NewServer(whole)
 				f := whole.Known[r.Like]
 				request := answered(s, whole, i)
 				if request == nil {
@@ -169,21 +172,21 @@ func TestStandInsRefuseAsFixtures(t *testing.T) {
 					return
 				}
 				response, body := send(t, s, request)
-				compare(t, whole, f, response, body)
+				compare(t, whole, r, response, body)
 			})
 		}
 	}
 }
 
 // traffic returns a maker of requests which a limit counts, or nil.
-func traffic(a *rules.API, l *rules.Limit) func() *http.Request {
+func traffic(a *fakeapi.API, l *fakeapi.Limit) func() *http.Request {
 	if l.Example != "" {
-		kind := rules.Traffic{Request: l.Example}
+		kind := fakeapi.Traffic{Request: l.Example}
 		return func() *http.Request { return kind.Build(a, 0, 0) }
 	}
 	for i := range a.Traffic {
 		build := func() *http.Request { return a.Traffic[i].Build(a, 0, 0) }
-		if rules.Counts(a, l, build()) {
+		if fakeapi.Counts(a, l, build()) {
 			return build
 		}
 	}
@@ -191,9 +194,9 @@ func traffic(a *rules.API, l *rules.Limit) func() *http.Request {
 }
 
 // answered returns a request of the traffic or an example with the i-th answer, or nil.
-func answered(s *rules.Server, a *rules.API, i int) *http.Request {
+func answered(s *fakeapi.Server, a *fakeapi.API, i int) *http.Request {
 	for _, l := range a.Limits {
-		if build := traffic(a, l); l.Example != "" && s.AnswerOf(build()) == i {
+		if build := traffic(a, l); l.Example != "" && l.Above == "" && s.AnswerOf(build()) == i {
 			return build()
 		}
 	}
@@ -206,8 +209,13 @@ func answered(s *rules.Server, a *rules.API, i int) *http.Request {
 }
 
 // compare compares the form of a response with the fixture's.
-func compare(t *testing.T, a *rules.API, f rules.Fixture, r *http.Response, body string) {
+func compare(t *testing.T, a *fakeapi.API, like *fakeapi.Response, r *http.Response, body string) {
 	t.Helper()
+	f := a.Known[like.Like]
+	f.Headers = a.Headers(like)
+	if like.Text != "" {
+		f.Body = placeholders.ReplaceAllString(like.Text, "0")
+	}
 	if r.StatusCode != f.Status {
 		t.Errorf("%s: status %d, fixture %d", f.Name, r.StatusCode, f.Status)
 	}
@@ -231,7 +239,7 @@ func compare(t *testing.T, a *rules.API, f rules.Fixture, r *http.Response, body
 }
 
 // known reports whether some response of the fixture has a header with this value.
-func known(a *rules.API, name, value string) bool {
+func known(a *fakeapi.API, name, value string) bool {
 	for _, f := range a.Known {
 		for n, v := range f.Headers {
 			if v == value && http.CanonicalHeaderKey(n) == http.CanonicalHeaderKey(name) {
@@ -255,6 +263,8 @@ var shapes = []struct {
 	{"RFC 3339", regexp.MustCompile(`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$`)},
 	{"duration", regexp.MustCompile(`^(\d+h)?(\d+m)?(\d+(\.\d+)?m?s)?$`)},
 }
+
+var placeholders = regexp.MustCompile(`\$\{[^}]*\}`)
 
 var digits = regexp.MustCompile(`\d+(\.\d+)?(ms|s|m\d+(\.\d+)?s)?`)
 

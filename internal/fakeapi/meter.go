@@ -1,6 +1,8 @@
-package rules
+package fakeapi
 
 import (
+	"time"
+
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/throttletest"
 )
@@ -15,7 +17,7 @@ type meter interface {
 }
 
 func newMeter(l *Limit) meter {
-	if l.Settled == "" && !l.Debt && !l.CountsRefused {
+	if !l.later() {
 		t := l.tier
 		t.Unit = ""
 		c, err := throttletest.NewCounter(t)
@@ -24,7 +26,17 @@ func newMeter(l *Limit) meter {
 		}
 		return &counter{c, capacity(t), map[string]int64{}}
 	}
-	return &pool{tier: l.tier}
+	return &pool{tier: l.tier, steps: l.Steps}
+}
+
+// later reports whether the limit may charge a request after its arrival, or more than is left.
+func (l *Limit) later() bool {
+	for _, c := range l.Costs {
+		if c.Settled != "" {
+			return true
+		}
+	}
+	return l.Settled != "" || l.Debt || l.Refused != "" || l.Steps
 }
 
 // capacity returns the most units that a tier admits at once.
@@ -70,9 +82,11 @@ func (c *counter) left(t int64) int64 {
 // A pool is a limit whose costs are known later. It may be in debt.
 type pool struct {
 	tier  algorithms.Tier
+	steps bool  // a bucket gains units at steps of the clock
 	level int64 // of a bucket: units times the window
 	last  int64
 	log   []charge
+	sum   int64 // of log
 }
 
 type charge struct{ t, n int64 }
@@ -89,22 +103,43 @@ func (p *pool) bucket() bool {
 func (p *pool) used(t int64) int64 {
 	window := p.tier.Window.Microseconds()
 	if p.bucket() {
-		p.level = max(0, p.level-(t-p.last)*p.tier.Limit)
-		p.last = t
+		p.drain(t)
 		return (p.level + window - 1) / window
 	}
 	start := t - window + 1
 	if p.tier.Algorithm == algorithms.FixedWindow {
-		start = t - t%window
+		start = p.end(t) - window
 	}
 	for len(p.log) > 0 && p.log[0].t < start {
+		p.sum -= p.log[0].n
 		p.log = p.log[1:]
 	}
-	var sum int64
-	for _, c := range p.log {
-		sum += c.n
+	return p.sum
+}
+
+// drain gives a bucket what it has gained since the last time.
+func (p *pool) drain(t int64) {
+	last := p.last
+	if p.last = t; p.level == 0 {
+		return // the first time may be long ago
 	}
-	return sum
+	if step := p.step(); p.steps {
+		steps := time.UnixMicro(t).Truncate(step).Sub(time.UnixMicro(last).Truncate(step)) / step
+		p.level = max(0, p.level-int64(steps)*p.tier.Window.Microseconds())
+	} else if t-last > p.level/p.tier.Limit {
+		p.level = 0
+	} else {
+		p.level = max(0, p.level-(t-last)*p.tier.Limit)
+	}
+}
+
+// step returns the time between two steps of the clock at which a bucket gains a unit.
+func (p *pool) step() time.Duration { return p.tier.Window / time.Duration(p.tier.Limit) }
+
+// end returns the end of the fixed window of t.
+func (p *pool) end(t int64) int64 {
+	window := p.tier.Window.Microseconds()
+	return t - (t-p.tier.Phase.Microseconds())%window + window
 }
 
 func (p *pool) left(t int64) int64     { return max(0, capacity(p.tier)-p.used(t)) }
@@ -117,6 +152,7 @@ func (p *pool) settle(t, n int64) {
 		return
 	}
 	p.log = append(p.log, charge{t, n})
+	p.sum += n
 }
 
 func (p *pool) earliest(t, n int64) (int64, bool) {
@@ -128,12 +164,16 @@ func (p *pool) earliest(t, n int64) (int64, bool) {
 		return t, true
 	}
 	window := p.tier.Window.Microseconds()
+	if p.steps {
+		step := p.step()
+		return time.UnixMicro(t).Truncate(step).Add(time.Duration(over)*step + time.Microsecond - 1).UnixMicro(), true
+	}
 	if p.bucket() {
 		excess := p.level + n*window - capacity(p.tier)*window
 		return t + (excess+p.tier.Limit-1)/p.tier.Limit, true
 	}
 	if p.tier.Algorithm == algorithms.FixedWindow {
-		return t - t%window + window, true
+		return p.end(t), true
 	}
 	for _, c := range p.log {
 		if over -= c.n; over <= 0 {

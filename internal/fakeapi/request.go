@@ -1,8 +1,9 @@
-package rules
+package fakeapi
 
 import (
 	"encoding/json"
 	"fmt"
+	"hash/crc32"
 	"math"
 	"net/http"
 	"net/url"
@@ -11,28 +12,27 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // A request is a request whose parts selectors name.
 type request struct {
 	*http.Request
-	api  *API
-	n    int // its number
-	body []byte
-	json any // nil until it is needed
-	form url.Values
-}
-
-func newRequest(a *API, r *http.Request, body []byte, n int) *request {
-	return &request{Request: r, api: a, n: n, body: body}
+	api    *API
+	output func(most int64) int64 // see Server.Output
+	now    int64                  // microseconds since the epoch, by the API's clock
+	body   []byte
+	json   any // nil until it is needed
+	form   url.Values
 }
 
 var id = regexp.MustCompile(`[0-9A-Z]`)
 
 // value returns the part of a request that a selector names, or "":
 //
-//	header NAME, query NAME, path N, host, method, endpoint, or body FIELD.FIELD
+//	header NAME, query NAME, path N, after SEGMENT, host, method, endpoint, or body FIELD.FIELD
 //
+// Path N ends at a colon. After names the segment of the path that follows a SEGMENT.
 // The endpoint is the method and the path without segments that have a digit or a capital letter.
 func (r *request) value(selector string) string {
 	kind, name, _ := strings.Cut(selector, " ")
@@ -48,9 +48,14 @@ func (r *request) value(selector string) string {
 	case "path":
 		i, err := strconv.Atoi(name)
 		if parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/"); err == nil && i < len(parts) {
-			return parts[i]
+			segment, _, _ := strings.Cut(parts[i], ":")
+			return segment
 		}
 		return ""
+	case "after":
+		_, rest, _ := strings.Cut(r.URL.Path, "/"+name+"/")
+		segment, _, _ := strings.Cut(rest, "/")
+		return segment
 	case "endpoint":
 		parts := strings.Split(r.URL.Path, "/")
 		for i, p := range parts {
@@ -106,23 +111,33 @@ func (r *request) field(path string) any {
 	return v
 }
 
-func (r *request) cost(l *Limit) int64 {
+// cost returns what must be free for the request, and what it is charged in the end.
+func (r *request) cost(l *Limit) (cost, settled int64) {
+	text, end := l.Cost, l.Settled
 	for _, c := range l.Costs {
 		if _, ok := c.fits(r); ok {
-			return r.amount(c.Cost)
+			text, end = c.Cost, c.Settled
+			break
 		}
 	}
-	if l.Cost == "" {
-		return 1
+	cost = 1
+	if text != "" {
+		cost = r.amount(text)
 	}
-	return r.amount(l.Cost)
+	if end == "" {
+		return cost, cost
+	}
+	return cost, r.amount(end)
 }
 
 // amount returns the value of an expression: numbers and selectors, joined by + and *, from left to
 // right, and
 //
-//	text          tokens of the texts in the body: 15 for each sentence of Fill
-//	output        output tokens of the answer, half of MaxOutput on average
+//	text FIELD    tokens of the texts in the body, or in a field of it: 15 for each sentence of Fill
+//	words FIELD   words of these texts
+//	runes/4 FIELD a quarter of the characters of each of these texts, rounded up
+//	output        output tokens of the answer: see Server.Output
+//	age SELECTOR  milliseconds since a time in milliseconds, 0 if there is none
 //	count FIELD   elements of an array in the body
 //	A or B        B if A is 0
 //	A max B       the greater one
@@ -152,12 +167,19 @@ func (r *request) factor(f string) int64 {
 	}
 	switch kind, name, _ := strings.Cut(f, " "); kind {
 	case "text":
-		r.field("")
-		n, sentence := int64(characters(r.json)), int64(len(sentence))
+		n, sentence := r.texts(name, func(s string) int { return len(s) }), int64(len(sentence))
 		return (n*15 + sentence - 1) / sentence
+	case "words":
+		return r.texts(name, func(s string) int { return len(strings.Fields(s)) })
+	case "runes/4":
+		return r.texts(name, func(s string) int { return (utf8.RuneCountInString(s) + 3) / 4 })
 	case "output":
-		most := r.factor(r.api.MaxOutput)
-		return max(1, most/4+int64(r.n*7919)%max(1, most/2))
+		return r.output(r.factor(r.api.MaxOutput))
+	case "age":
+		if at := r.factor(name); at > 0 {
+			return r.now/1000 - at
+		}
+		return 0
 	case "count":
 		list, _ := r.field(name).([]any)
 		return int64(len(list))
@@ -167,21 +189,30 @@ func (r *request) factor(f string) int64 {
 	}
 }
 
-// characters returns the length of the texts of messages, and of their names.
-func characters(v any) (n int) {
+// texts returns the sum of the sizes of the texts in a field of the body, or in all of it.
+func (r *request) texts(field string, size func(string) int) int64 {
+	v := r.field(field)
+	if field == "" {
+		v = r.json
+	}
+	return int64(sizes(v, size))
+}
+
+// sizes returns the sum of the sizes of the texts of messages, and of their names.
+func sizes(v any, size func(string) int) (n int) {
 	switch v := v.(type) {
 	case map[string]any:
 		for name, x := range v {
 			if name != "model" && name != "role" && name != "type" {
-				n += characters(x)
+				n += sizes(x, size)
 			}
 		}
 	case []any:
 		for _, x := range v {
-			n += characters(x)
+			n += sizes(x, size)
 		}
 	case string:
-		n = len(v)
+		n = size(v)
 	}
 	return n
 }
@@ -191,10 +222,10 @@ var placeholder = regexp.MustCompile(`\$\{([^}]*)\}`)
 // fill replaces the placeholders of a template. It reports false if one names a limit that does not
 // count the request.
 //
-//	${LIMIT.limit} (${LIMIT.limit|,} as 1,000) ${LIMIT.left} ${LIMIT.used} ${LIMIT.cost}
+//	${LIMIT.limit} (${LIMIT.limit|,} as 1,000) ${LIMIT.left} (${LIMIT.left|k} in thousands) ${LIMIT.used} ${LIMIT.cost}
 //	${LIMIT.wait|FORM}    until the request would be admitted
 //	${LIMIT.reset|FORM}   until all of the limit is free
-//	${now|FORM} ${=EXPRESSION} ${SELECTOR}
+//	${now|FORM} ${=EXPRESSION} ${SELECTOR} ${hash SELECTOR} (eight digits)
 //
 // Without a name, LIMIT is the refusing one. See form for the forms.
 func (a *answer) fill(template string) (text string, ok bool) {
@@ -206,6 +237,9 @@ func (a *answer) fill(template string) (text string, ok bool) {
 		}
 		if expression, found := strings.CutPrefix(p, "="); found {
 			return strconv.FormatInt(a.amount(expression), 10)
+		}
+		if selector, found := strings.CutPrefix(p, "hash "); found {
+			return fmt.Sprintf("%08x", crc32.ChecksumIEEE([]byte(a.value(selector))))
 		}
 		name, what, found := strings.Cut(p, ".")
 		if !found {
@@ -219,32 +253,40 @@ func (a *answer) fill(template string) (text string, ok bool) {
 			ok = false
 			return ""
 		}
-		left := c.left(a.now)
-		switch what {
-		case "limit":
-			if form == "," {
-				return thousands(capacity(c.tier))
-			}
-			return strconv.FormatInt(capacity(c.tier), 10)
-		case "left":
-			return strconv.FormatInt(left, 10)
-		case "used":
-			return strconv.FormatInt(capacity(c.tier)-left, 10)
-		case "share":
-			return strconv.FormatInt((capacity(c.tier)-left)*100/capacity(c.tier), 10)
-		case "cost":
-			return strconv.FormatInt(c.cost, 10)
-		case "settled":
-			return strconv.FormatInt(a.settled(*c), 10)
-		case "wait":
-			return a.format(a.wait, form)
-		case "reset":
-			at, _ := c.earliest(a.now, capacity(c.tier))
-			return a.format(time.Duration(at-a.now)*time.Microsecond, form)
-		}
-		panic(fmt.Sprintf("%s: placeholder %q", a.api.Name, p))
+		return a.number(c, what, form)
 	})
 	return text, ok
+}
+
+// number returns what a placeholder of a limit stands for.
+func (a *answer) number(c *counted, what, form string) string {
+	left := c.left(a.now)
+	switch what {
+	case "limit":
+		if form == "," {
+			return thousands(capacity(c.tier))
+		}
+		return strconv.FormatInt(capacity(c.tier), 10)
+	case "left":
+		if form == "k" {
+			return strconv.FormatInt((left+500)/1000*1000, 10)
+		}
+		return strconv.FormatInt(left, 10)
+	case "used":
+		return strconv.FormatInt(capacity(c.tier)-left, 10)
+	case "share":
+		return strconv.FormatInt((capacity(c.tier)-left)*100/capacity(c.tier), 10)
+	case "cost":
+		return strconv.FormatInt(c.cost, 10)
+	case "settled":
+		return strconv.FormatInt(c.settled, 10)
+	case "wait":
+		return a.format(a.wait, form)
+	case "reset":
+		at, _ := c.earliest(a.now, capacity(c.tier))
+		return a.format(time.Duration(at-a.now)*time.Microsecond, form)
+	}
+	panic(fmt.Sprintf("%s: placeholder %q", a.api.Name, what))
 }
 
 // limit returns the limit with an id that counts the request, or the refusing one.

@@ -1,4 +1,4 @@
-package rules_test
+package fakeapi_test
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
-	"github.com/apithrottle/throttle/internal/fakeapi/rules"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/internal/fixtures"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -115,7 +115,7 @@ func (s *saturation) run(t *testing.T) map[string]string {
 	var limited, patient outcome
 	synctest.Test(t, func(t *testing.T) { limited = s.load(t, a) })
 	patient.start = limited.start
-	patient.seen, patient.held = rules.Possible(a, 1, s.workers, limited.start, s.length)
+	patient.seen, patient.held = fakeapi.Possible(a, s.workers, limited.start, s.length)
 
 	problems := map[string]string{}
 	if len(limited.errors) > 0 {
@@ -145,7 +145,7 @@ func (s *saturation) run(t *testing.T) map[string]string {
 		}
 		got, possible := limited.used(l, s.length), patient.used(l, s.length)
 		if tier, _ := algorithms.ParseTier(l.Tier); tier.Algorithm == algorithms.Concurrency {
-			possible = tier.Limit * int64(s.length/((rules.Service[0]+rules.Service[1])/2))
+			possible = tier.Limit * int64(s.length/((fakeapi.Service[0]+fakeapi.Service[1])/2))
 		}
 		// A request may lie on either side of a window's end.
 		share := float64(got+1) / (float64(possible) * foreseeable(l))
@@ -161,15 +161,15 @@ func (s *saturation) run(t *testing.T) map[string]string {
 // An outcome is what a stand-in saw.
 type outcome struct {
 	start  time.Time
-	seen   []rules.Arrival
+	seen   []fakeapi.Arrival
 	held   map[string]time.Duration
 	errors []string
 }
 
 // load sends requests of every kind of the traffic with as many workers each, for s.length.
-func (s *saturation) load(t *testing.T, a *rules.API) (o outcome) {
+func (s *saturation) load(t *testing.T, a *fakeapi.API) (o outcome) {
 	time.Sleep(47*time.Hour + 1234567*time.Microsecond) // somewhere in the windows of the calendar
-	server := rules.NewServer(a, 1)
+	server := fakeapi.NewSlowServer(a)
 	transport, err := s.preset().Transport(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -183,11 +183,11 @@ func (s *saturation) load(t *testing.T, a *rules.API) (o outcome) {
 	var workers sync.WaitGroup
 	for w := range s.workers {
 		workers.Go(func() {
-			time.Sleep(time.Duration(w) * rules.Stagger)
+			time.Sleep(time.Duration(w) * fakeapi.Stagger)
 			kind := &a.Traffic[w%len(a.Traffic)]
 			for n := w; ctx.Err() == nil; n += s.workers {
 				request := kind.Build(a, w, n).WithContext(ctx)
-				request.Header.Set(rules.Worker, strconv.Itoa(w))
+				request.Header.Set(fakeapi.Worker, strconv.Itoa(w))
 				response, err := transport.RoundTrip(request)
 				if err != nil {
 					if ctx.Err() == nil && !errors.Is(err, context.DeadlineExceeded) {
@@ -217,7 +217,7 @@ func (s *saturation) load(t *testing.T, a *rules.API) (o outcome) {
 }
 
 // used returns the units that a limit charged in whole windows, after the first one.
-func (o *outcome) used(l *rules.Limit, length time.Duration) (n int64) {
+func (o *outcome) used(l *fakeapi.Limit, length time.Duration) (n int64) {
 	tier, err := algorithms.ParseTier(l.Tier)
 	if err != nil {
 		panic(err)
@@ -242,13 +242,13 @@ func (o *outcome) used(l *rules.Limit, length time.Duration) (n int64) {
 // foreseeable returns the share of a limit that a client can use without refusals. It learns when a
 // request arrived from the response, and doesn't know the provider's clock. So a window frees its
 // room a round trip later for the next request, and a request is in flight from its sending on.
-func foreseeable(l *rules.Limit) float64 {
+func foreseeable(l *fakeapi.Limit) float64 {
 	tier, err := algorithms.ParseTier(l.Tier)
 	if err != nil {
 		panic(err)
 	}
-	service := rules.Service[0] + rules.Service[1]
-	trip := service + rules.Delivery[0] + rules.Delivery[1]
+	service := fakeapi.Service[0] + fakeapi.Service[1]
+	trip := service + fakeapi.Delivery[0] + fakeapi.Delivery[1]
 	switch tier.Algorithm {
 	case algorithms.Concurrency:
 		return float64(service) / float64(trip)
@@ -275,7 +275,8 @@ var withoutRules = map[string]string{
 	"api.eu.mistral.ai": "it is played at api.mistral.ai",
 }
 
-// Every preset of a host with a fixture is played by a rule file, or withoutRules says why not.
+// Every preset, and every preset of a host with a fixture, is played by a rule file, or withoutRules says
+// why not.
 func TestEveryPresetIsPlayed(t *testing.T) {
 	preset := func(p providers.Preset, host string) string {
 		if strings.HasPrefix(p.String(), "OpenAICompatible(") {
@@ -291,6 +292,11 @@ func TestEveryPresetIsPlayed(t *testing.T) {
 			for _, p := range providers.Lookup(host) {
 				played[preset(p, host)] = true
 			}
+		}
+	}
+	for _, p := range providers.Presets() {
+		if name := preset(p, "api.groq.com"); !played[name] {
+			t.Errorf("no rule file plays %s", name)
 		}
 	}
 	files, err := filepath.Glob(filepath.Join(testdata, "fixtures", "*.json"))

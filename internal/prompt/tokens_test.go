@@ -1,11 +1,10 @@
-package providers_test
+package prompt_test
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
-	"github.com/apithrottle/throttle/providers"
+	"github.com/apithrottle/throttle/internal/prompt"
 )
 
 func TestTokens(t *testing.T) {
@@ -28,12 +27,12 @@ func TestTokens(t *testing.T) {
 		{strings.Repeat("one ", 1_000), 1_000},
 		{"\xff\x80\xe5", 3}, // not UTF-8
 	} {
-		if got := providers.Tokens(test.text); got != test.want {
+		if got := prompt.Tokens(test.text); got != test.want {
 			t.Errorf("%.40q: %d tokens, want %d", test.text, got, test.want)
 		}
 	}
 	text := strings.Repeat("Zwölf Boxkämpfer 12, 图书馆 😀\n", 100)
-	if n := testing.AllocsPerRun(10, func() { providers.Tokens(text) }); n != 0 {
+	if n := testing.AllocsPerRun(10, func() { prompt.Tokens(text) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
@@ -44,17 +43,9 @@ func FuzzTokens(f *testing.F) {
 		f.Add(s, "Word")
 	}
 	f.Fuzz(func(t *testing.T, a, b string) {
-		whole, parts := providers.Tokens(a+b), providers.Tokens(a)+providers.Tokens(b)
+		whole, parts := prompt.Tokens(a+b), prompt.Tokens(a)+prompt.Tokens(b)
 		if whole < 0 || whole > int64(2*len(a+b)) || whole > parts+1 {
 			t.Errorf("%q and %q: %d tokens, and %d apart", a, b, whole, parts)
 		}
 	})
-}
-
-func ExampleTokens() {
-	fmt.Println(providers.Tokens("How many tokens has this question?"))
-	fmt.Println(providers.Tokens("550e8400-e29b-41d4-a716-446655440000"))
-	// Output:
-	// 8
-	// 20
 }

@@ -1,20 +1,19 @@
-package providers
+package prompt
 
 import (
 	"hash/maphash"
 	"math"
 	"sync"
-	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
 )
 
-// A learner estimates what a request costs from what earlier requests of its kind were charged. A
+// A Learner estimates what a request costs from what earlier requests of its kind were charged. A
 // kind is a hash of what decides about the cost, such as the model and the system prompt. It is safe
 // for concurrent use.
-type learner struct {
-	// first is the estimate while no answer is known.
-	first int64
+type Learner struct {
+	// First is the estimate while no answer is known.
+	First int64
 
 	mu    sync.Mutex // guards kinds
 	kinds recent[*charged]
@@ -60,19 +59,19 @@ func (c *charged) estimate() int64 {
 	return int64(math.Ceil(min(max(c.latest(), c.estimates), algorithms.MaxLimit)))
 }
 
-// estimate returns the estimate for a request of these kinds, each narrower than the one before. An
+// Estimate returns the estimate for a request of these kinds, each narrower than the one before. An
 // estimate of few charges is at least the wider estimate, halved with each charge. While requests of
 // a kind are sent and none is answered, they may take longer than those of the wider kind, so the
 // estimate is at least the first one.
-func (l *learner) estimate(kinds ...uint64) int64 {
+func (l *Learner) Estimate(kinds ...uint64) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	estimate := l.first
+	estimate := l.First
 	for _, kind := range kinds {
 		switch c, sent := l.kinds.get(kind); {
 		case !sent:
 		case c.n == 0:
-			estimate = max(estimate, l.first)
+			estimate = max(estimate, l.First)
 		default:
 			estimate = max(c.estimate(), estimate>>min(c.n, 62))
 		}
@@ -80,85 +79,37 @@ func (l *learner) estimate(kinds ...uint64) int64 {
 	return estimate
 }
 
-// sent notes that a request of these kinds is sent.
-func (l *learner) sent(kinds ...uint64) {
+// Begin notes that a request of these kinds is sent. The function that it returns notes that the request
+// has ended and, if that is known, what it was charged.
+func (l *Learner) Begin(kinds ...uint64) (end func(n int64, known bool)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, kind := range kinds {
 		l.charged(kind).inFlight++
 	}
-}
-
-// ended notes that a request of these kinds has ended.
-func (l *learner) ended(kinds ...uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, kind := range kinds {
-		c := l.charged(kind)
-		c.inFlight = max(0, c.inFlight-1)
-	}
-}
-
-// learn adds what a request of these kinds was charged. The request has ended.
-func (l *learner) learn(n int64, kinds ...uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	before := l.first
-	for _, kind := range kinds {
-		c := l.charged(kind)
-		c.add(n, max(l.first, before))
-		before = c.estimate()
+	return func(n int64, known bool) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		before := l.First
+		for _, kind := range kinds {
+			c := l.charged(kind)
+			c.inFlight = max(0, c.inFlight-1)
+			if known {
+				c.add(n, max(l.First, before))
+				before = c.estimate()
+			}
+		}
 	}
 }
 
 // charged returns what is known of a kind.
-func (l *learner) charged(kind uint64) *charged {
+func (l *Learner) charged(kind uint64) *charged {
 	c, ok := l.kinds.get(kind)
 	if !ok {
 		c = new(charged)
 		l.kinds.put(kind, c)
 	}
 	return c
-}
-
-// A prefixCache knows which prompts the provider has in its cache. It is safe for concurrent use.
-type prefixCache struct {
-	mu    sync.Mutex        // guards until
-	until recent[time.Time] // by the hash of a prompt's beginning, when the provider drops it
-}
-
-// cached returns the last of the places up to which the prompt is in the cache, or a zero place.
-func (c *prefixCache) cached(places []place) (last place) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := time.Now()
-	for i := len(places) - 1; i >= 0; i-- {
-		if until, ok := c.until.get(places[i].hash); ok && now.Before(until) {
-			return places[i]
-		}
-	}
-	return place{}
-}
-
-// keep notes that the provider has just read or written the prompt up to its breakpoints.
-func (c *prefixCache) keep(places []place) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := time.Now()
-	for _, p := range places {
-		if p.lifetime > 0 {
-			c.until.put(p.hash, now.Add(p.lifetime))
-		}
-	}
-}
-
-// drop notes that the provider doesn't have the prompt up to these places.
-func (c *prefixCache) drop(places ...place) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, p := range places {
-		c.until.put(p.hash, time.Time{})
-	}
 }
 
 // A recent is a map of the values that were used last: at least maxRecent, and at most twice as many.
@@ -188,8 +139,8 @@ func (r *recent[V]) put(key uint64, v V) {
 
 var seed = maphash.MakeSeed() // of the hashes of kinds and prompts, which nobody outside can predict
 
-// kindOf returns the hash of a list of texts.
-func kindOf(texts ...string) uint64 {
+// Kind returns the hash of a list of texts.
+func Kind(texts ...string) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
 	for _, text := range texts {

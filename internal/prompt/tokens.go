@@ -1,14 +1,7 @@
-package providers
+package prompt
 
-// Tokens estimates the number of tokens of a text, without a vocabulary. For English, program code,
-// SQL, JSON, CSV, logs, identifiers, Chinese, Japanese and Korean the estimate is 0.9 to 1.3 times
-// the count of o200k, the vocabulary of OpenAI's models since GPT-4o. For other scripts, and for
-// encoded data, it is up to twice that count. Older vocabularies need more tokens for scripts other
-// than Latin: cl100k about 1.4 times the estimate for Chinese, and 1.8 times for Korean.
-//
-// Tokens reads the text once and allocates nothing. The text need not be valid UTF-8.
-//
-// The weights are fitted to the texts of bench/tokens_test.go, which asserts these ratios.
+// Tokens estimates the number of tokens of a text, as providers.Tokens says. It reads the text once and
+// allocates nothing. The weights are fitted to the texts of bench/tokens_test.go.
 func Tokens(text string) int64 {
 	var parts int64 // of a token
 	for i := 0; i < len(text); {

@@ -1,21 +1,9 @@
-package providers
+package prompt
 
 import (
 	"hash/maphash"
 	"time"
 )
-
-// A place is the end of a block of a prompt: of a tool, or of a part of the system prompt or of a
-// message. The provider may have the prompt up to there in its cache.
-type place struct {
-	// hash is the hash of the prompt up to the place, and of the model.
-	hash uint64
-	// tokens is the estimated number of tokens up to the place.
-	tokens int64
-	// lifetime is how long the cache keeps the prompt up to the place. If zero, the place is not a
-	// breakpoint.
-	lifetime time.Duration
-}
 
 const (
 	cacheLifetime     = 5 * time.Minute
@@ -24,9 +12,9 @@ const (
 	maxBreakpoints    = 8         // that are kept; the API accepts 4
 )
 
-// A blockScanner finds the places of an Anthropic prompt, as a promptScanner reads it. Whether a text
+// A blockScanner finds the places of an Anthropic prompt, as a scanner reads it. Whether a text
 // is a string or a list of one block, and what cache_control is at a block, makes no difference for
-// the hashes.
+// the hashes. A nil blockScanner finds nothing.
 type blockScanner struct {
 	sections [3]section // in the order in which the API puts them together
 	current  *section   // nil outside of sections
@@ -44,8 +32,8 @@ type section struct {
 	hash   maphash.Hash
 	before int64   // tokens before the section
 	tokens int64   // tokens in the section, up to the last block
-	last   []place // the blocks since the last breakpoint, at most lookback
-	places []place // the breakpoints, and the blocks before each
+	last   []Place // the blocks since the last breakpoint, at most lookback
+	places []Place // the breakpoints, and the blocks before each
 	points int     // number of breakpoints
 }
 
@@ -62,13 +50,16 @@ func newBlockScanner() *blockScanner {
 }
 
 // onKey is called after a key.
-func (b *blockScanner) onKey(s *promptScanner) {
+func (b *blockScanner) onKey(s *scanner) {
+	if b == nil {
+		return
+	}
 	if len(s.open) == 1 {
 		b.current = nil
 		for i, name := range sectionNames {
 			if s.key == name {
 				b.current = &b.sections[i]
-				*b.current = newSection(s.total())
+				*b.current = newSection(s.Tokens)
 			}
 		}
 	}
@@ -80,9 +71,9 @@ func (b *blockScanner) onKey(s *promptScanner) {
 }
 
 // onEnter is called before an object or array is entered.
-func (b *blockScanner) onEnter(s *promptScanner) {
+func (b *blockScanner) onEnter(s *scanner) {
 	switch {
-	case !s.keyed || s.key != cacheControl:
+	case b == nil, !s.keyed, s.key != cacheControl:
 	case len(s.open) == 1:
 		b.automatic = cacheLifetime
 	default:
@@ -91,8 +82,9 @@ func (b *blockScanner) onEnter(s *promptScanner) {
 }
 
 // onValue is called after a string, a number or another word.
-func (b *blockScanner) onValue(s *promptScanner, value string) {
+func (b *blockScanner) onValue(s *scanner, value string) {
 	switch in := s.top().name; {
+	case b == nil:
 	case in == cacheControl && s.keyed && s.key == "ttl" && value == "1h":
 		if len(s.open) == 2 {
 			b.automatic = longCacheLifetime
@@ -109,16 +101,16 @@ func (b *blockScanner) onValue(s *promptScanner, value string) {
 }
 
 // onLeave is called after an object or array was left.
-func (b *blockScanner) onLeave(s *promptScanner, array bool) {
+func (b *blockScanner) onLeave(s *scanner, array bool) {
 	switch {
-	case array:
+	case b == nil, array:
 	case len(s.open) == 2 && s.open[1].array && s.open[1].name != "messages",
 		len(s.open) == 4 && s.open[1].name == "messages" && s.open[3].array && s.open[3].name == "content":
 		b.endBlock(s)
 	}
 }
 
-func (b *blockScanner) add(s *promptScanner, text string) {
+func (b *blockScanner) add(s *scanner, text string) {
 	if b.current != nil {
 		b.current.hash.WriteString(text)
 		b.current.hash.WriteByte(0)
@@ -126,16 +118,16 @@ func (b *blockScanner) add(s *promptScanner, text string) {
 }
 
 // endBlock ends a block of the current section.
-func (b *blockScanner) endBlock(s *promptScanner) {
+func (b *blockScanner) endBlock(s *scanner) {
 	c := b.current
 	if c == nil {
 		return
 	}
-	c.tokens = s.total() - c.before
+	c.tokens = s.Tokens - c.before
 	if len(c.last) == lookback {
 		c.last = append(c.last[:0], c.last[1:]...)
 	}
-	c.last = append(c.last, place{c.hash.Sum64(), c.tokens, b.lifetime})
+	c.last = append(c.last, Place{c.hash.Sum64(), c.tokens, b.lifetime})
 	if b.lifetime > 0 {
 		c.keep()
 	}
@@ -152,7 +144,7 @@ func (c *section) keep() {
 
 // end returns the places of the whole prompt, in order, and the hash of its model, its tools and its
 // system prompt.
-func (b *blockScanner) end(model string) (places []place, instructions uint64) {
+func (b *blockScanner) end(model string) (places []Place, instructions uint64) {
 	if messages := &b.sections[2]; b.automatic > 0 && len(messages.last) > 0 {
 		messages.last[len(messages.last)-1].lifetime = b.automatic
 		messages.keep()
@@ -161,7 +153,7 @@ func (b *blockScanner) end(model string) (places []place, instructions uint64) {
 	for i := range b.sections {
 		c := &b.sections[i]
 		for _, p := range c.places {
-			places = append(places, place{maphash.Comparable(seed, [2]uint64{hash, p.hash}), before + p.tokens, p.lifetime})
+			places = append(places, Place{maphash.Comparable(seed, [2]uint64{hash, p.hash}), before + p.Tokens, p.lifetime})
 		}
 		if i < len(b.sections)-1 {
 			hash = maphash.Comparable(seed, [2]uint64{hash, c.hash.Sum64()})

@@ -1,4 +1,4 @@
-package providers
+package prompt
 
 import (
 	"cmp"
@@ -11,13 +11,14 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 )
 
-// A promptScanner reads a prompt in one pass. Unlike a jsonpath.Scanner it reads every string, and
+// A scanner reads a prompt in one pass. Unlike a jsonpath.Scanner it reads every string, and
 // it takes each for text, an image, or a file.
-type promptScanner struct {
-	*prompt
+type scanner struct {
+	*Prompt
 	body   string
 	at     int // the next byte of body
 	tokens func(string) int64
+	image  int64 // Reader.Image
 
 	open   []container
 	key    string        // the key before the next value
@@ -35,7 +36,7 @@ type container struct {
 
 // scan reads the body until the end of its first value, or until malformed text. A string that the
 // body doesn't end is part of the prompt.
-func (s *promptScanner) scan() {
+func (s *scanner) scan() {
 	for s.at < len(s.body) {
 		switch c := s.body[s.at]; c {
 		case ' ', '\t', '\n', '\r', ',':
@@ -53,9 +54,7 @@ func (s *promptScanner) scan() {
 			}
 			s.open = s.open[:len(s.open)-1]
 			s.at++
-			if s.blocks != nil {
-				s.blocks.onLeave(s, c == ']')
-			}
+			s.blocks.onLeave(s, c == ']')
 		case '"':
 			raw := s.quoted()
 			if s.inObject() && !s.keyed {
@@ -63,24 +62,18 @@ func (s *promptScanner) scan() {
 					return
 				}
 				s.key, s.keyed = unescape(raw), true
-				if s.blocks != nil {
-					s.blocks.onKey(s)
-				}
+				s.blocks.onKey(s)
 				s.add(Tokens(s.key))
 				continue
 			}
 			s.value(raw)
-			if s.blocks != nil {
-				s.blocks.onValue(s, raw)
-			}
+			s.blocks.onValue(s, raw)
 		default:
 			start := s.at
 			if s.inObject() && !s.keyed || !s.word() {
 				return
 			}
-			if s.blocks != nil {
-				s.blocks.onValue(s, s.body[start:s.at])
-			}
+			s.blocks.onValue(s, s.body[start:s.at])
 		}
 		if s.keyed = false; len(s.open) == 0 {
 			return
@@ -88,26 +81,23 @@ func (s *promptScanner) scan() {
 	}
 }
 
-// add adds tokens of text.
-func (s *promptScanner) add(n int64) {
-	s.text = min(s.text+min(max(0, n), algorithms.MaxLimit), algorithms.MaxLimit)
+// add adds tokens.
+func (s *scanner) add(n int64) {
+	s.Tokens = min(s.Tokens+min(max(0, n), algorithms.MaxLimit), algorithms.MaxLimit)
 }
 
-// total returns the number of tokens so far.
-func (s *promptScanner) total() int64 { return s.text + s.images*anthropicImage }
-
 // top returns the innermost open container.
-func (s *promptScanner) top() container {
+func (s *scanner) top() container {
 	if len(s.open) == 0 {
 		return container{array: true}
 	}
 	return s.open[len(s.open)-1]
 }
 
-func (s *promptScanner) inObject() bool { return !s.top().array }
+func (s *scanner) inObject() bool { return !s.top().array }
 
 // name returns the key of the next value. In an array it is the key of the array.
-func (s *promptScanner) name() string {
+func (s *scanner) name() string {
 	if s.keyed {
 		return s.key
 	}
@@ -116,10 +106,8 @@ func (s *promptScanner) name() string {
 
 // enter enters an object or array. Numbers in the arrays of a top-level input (embeddings) or prompt
 // (completions) are token ids.
-func (s *promptScanner) enter(array bool) {
-	if s.blocks != nil {
-		s.blocks.onEnter(s)
-	}
+func (s *scanner) enter(array bool) {
+	s.blocks.onEnter(s)
 	ids := s.top().ids || len(s.open) == 1 && s.keyed && (s.key == "input" || s.key == "prompt")
 	s.open = append(s.open, container{name: s.name(), array: array, ids: ids && array, kind: s.top().kind})
 	s.keyed = false
@@ -127,7 +115,7 @@ func (s *promptScanner) enter(array bool) {
 }
 
 // colon passes the colon after a key, and reports whether there is one.
-func (s *promptScanner) colon() bool {
+func (s *scanner) colon() bool {
 	for s.at < len(s.body) && strings.IndexByte(" \t\n\r", s.body[s.at]) >= 0 {
 		s.at++
 	}
@@ -136,7 +124,7 @@ func (s *promptScanner) colon() bool {
 }
 
 // quoted passes a string and returns it without its quotes, with its escapes.
-func (s *promptScanner) quoted() string {
+func (s *scanner) quoted() string {
 	start := s.at + 1
 	for end := start; ; end++ {
 		n := strings.IndexByte(s.body[end:], '"')
@@ -154,7 +142,7 @@ func (s *promptScanner) quoted() string {
 }
 
 // word passes a number, true, false or null, and reports whether there is one.
-func (s *promptScanner) word() bool {
+func (s *scanner) word() bool {
 	start := s.at
 	for s.at < len(s.body) && (kinds[s.body[s.at]]&(lower|upper|digit) != 0 || strings.IndexByte("+-.", s.body[s.at]) >= 0) {
 		s.at++
@@ -179,19 +167,19 @@ func (s *promptScanner) word() bool {
 	return true
 }
 
-// keep keeps a field, if a preset reads it and it is not long. The body is not kept in memory with it.
-func (s *promptScanner) keep(name, value string) {
-	if slices.Contains(promptFields, name) && len(value) <= maxField {
-		s.fields[strings.Clone(name)] = strings.Clone(value)
+// keep keeps a field of fieldNames that is not long. The body is not kept in memory with it.
+func (s *scanner) keep(name, value string) {
+	if slices.Contains(fieldNames, name) && len(value) <= maxField {
+		s.Fields[strings.Clone(name)] = strings.Clone(value)
 	}
 }
 
-// promptFields are the fields that the presets read.
-var promptFields = strings.Fields(`model speed n best_of max_tokens max_completion_tokens max_output_tokens max_gen_len
+// fieldNames are the fields that presets read: the model, and how much it may write.
+var fieldNames = strings.Fields(`model speed n best_of max_tokens max_completion_tokens max_output_tokens max_gen_len
 	inferenceConfig.maxTokens inferenceConfig.max_new_tokens textGenerationConfig.maxTokenCount`)
 
 // value counts a string: a key's value, or an element of an array.
-func (s *promptScanner) value(raw string) {
+func (s *scanner) value(raw string) {
 	name, of := s.name(), ""
 	if s.keyed {
 		of = s.top().name
@@ -201,7 +189,7 @@ func (s *promptScanner) value(raw string) {
 		return
 	}
 	if isAddress(name, of) {
-		s.images++
+		s.add(s.image)
 		return
 	}
 	text := unescape(raw)
@@ -283,7 +271,7 @@ func isBase64(s string) bool {
 // of audio, see https://developers.openai.com/api/docs/guides/realtime-costs, read on 2026-11-22. That
 // is one for 1,600 bytes of MP3 at 128 kbit/s, so audio counts one for 1,000 bytes. Encoded text counts
 // one for four bytes.
-func (s *promptScanner) addEncoded(kind, data string) {
+func (s *scanner) addEncoded(kind, data string) {
 	n, bytesPerToken := int64(len(data))/4*3, int64(50)
 	switch {
 	case strings.HasPrefix(kind, "audio/"):
@@ -291,7 +279,7 @@ func (s *promptScanner) addEncoded(kind, data string) {
 	case strings.HasPrefix(kind, "text/"), kind == "txt", kind == "md", kind == "csv", kind == "html":
 		bytesPerToken = 4
 	case strings.HasPrefix(kind, "image/"), isImage(data):
-		s.images++
+		s.add(s.image)
 		return
 	}
 	s.add(n/bytesPerToken + 1)
