@@ -17,115 +17,90 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// In each window of 6 minutes, the tier of a second limits the batch for 200 seconds, and the tier
-// of 6 minutes for the rest.
-func TestTwoTiers(t *testing.T) {
-	minutes := 12 * soak.Times(1)
-	r := batch(t, "5/s + 1000/6m", time.Duration(minutes)*time.Minute)
-	if r.Rejected != 0 || r.WorstSecond > 5 || r.Seconds != float64(60*minutes) {
-		t.Errorf("%+v", r)
+func parsed(t *testing.T, spec string) throttle.Policy {
+	t.Helper()
+	p, err := throttle.ParsePolicy("coinbase", spec)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if *r.Utilization < 0.95 || *r.Utilization > 1 {
-		t.Errorf("utilization %v", *r.Utilization)
-	}
+	return p
 }
 
-func TestPolicies(t *testing.T) {
+// runIn runs four workers in the caller's bubble, and returns the last line of the report.
+func runIn(ctx context.Context, t *testing.T, p throttle.Policy, duration time.Duration, api http.RoundTripper) (report, error) {
+	t.Helper()
+	var out strings.Builder
+	to := target{url: "http://api.example.com/v1/accounts", base: api, summary: func() (s throttletest.Summary) { return s }}
+	if provider, ok := api.(interface{ Summary() throttletest.Summary }); ok {
+		to.summary = provider.Summary
+	}
+	err := run(ctx, config{duration: duration, workers: 4, policy: p, json: true}, to, &out, io.Discard)
+	return last(t, out.String()), err
+}
+
+// last returns the report in the last line of a program's output.
+func last(t *testing.T, out string) (r report) {
+	t.Helper()
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &r); err != nil {
+		t.Fatalf("the last line is not JSON: %v\n%s", err, out)
+	}
+	return r
+}
+
+// In each window of 6 minutes, the tier of a second limits the batch for 200 seconds, and the tier
+// of 6 minutes for the rest. The provider and the batch count the same.
+func TestTwoTiers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		minutes := 12 * soak.Times(1)
+		p := parsed(t, "5/s + 1000/6m")
+		api := throttletest.New(p.Tiers...)
+		api.Delay = func() time.Duration { return 9 * time.Millisecond }
+		r, err := runIn(t.Context(), t, p, time.Duration(minutes)*time.Minute, api)
+		if err != nil || r.Rejected != 0 || r.WorstSecond > 5 || r.Seconds != float64(60*minutes) || r.Utilization < 0.95 || r.Utilization > 1 {
+			t.Errorf("%+v, %v", r, err)
+		}
+		if s := api.Summary(); s.Sent != r.Sent || s.Accepted != r.Accepted {
+			t.Errorf("the provider counted %+v, the batch %+v", s, r)
+		}
+		if average := r.Waited / time.Duration(r.Sent); average < 700*time.Millisecond || r.Longest < 2*time.Minute || r.Longest > 3*time.Minute {
+			t.Errorf("callers waited %v on average, and %v at most", average, r.Longest)
+		}
+	})
+}
+
+func TestEnds(t *testing.T) {
 	for _, test := range []struct {
-		spec  string
-		least float64 // utilization
+		name, spec string
+		duration   time.Duration
+		interrupt  time.Duration
+		hold       time.Duration // until the provider answers
+		sent       int64
+		seconds    float64
 	}{
-		{"5/s", 0.95},
-		{"5/s;algo=token_bucket", 0.95},
-		{"5/s;algo=leaky_bucket;burst=1", 0.95},
-		{"5/s;algo=gcra;burst=10", 0.95},
-		{"5/s;algo=fixed_window", 0.95},
-		{"100/m;algo=weighted_window", 0.95},
-		{"20/20s;algo=anchored_window", 0.95},
-		{"2;algo=concurrency + 5/s", 0.95},
-		{"20;algo=concurrency + 5/s + 100/m", 0.95},
-		{"5000/h", 0.95},
-		{"300/m;unit=tokens", 0.95},
-		{"5/s + 40/m;unit=tokens", 0.95},
-		{"5/s | max_wait=1ms;max_queue=1", 0.95},
-		{"1/h", 1},
+		{name: "interrupted", spec: "5/s", duration: time.Hour, interrupt: 2500 * time.Millisecond, sent: 15, seconds: 2.5},
+		{name: "nothing is sent at the end", spec: "5/s | guard=none", duration: 2 * time.Second, sent: 10, seconds: 2},
+		{name: "requests in flight at the end finish", spec: "4/h", duration: time.Second, hold: 3 * time.Second, sent: 4, seconds: 1},
 	} {
-		t.Run(test.spec, func(t *testing.T) {
-			r := batch(t, test.spec, time.Duration(soak.Times(4))*time.Minute)
-			if r.Rejected != 0 || r.Accepted != r.Sent || *r.Utilization < test.least || *r.Utilization > 1 {
-				t.Errorf("%+v, utilization %v, want at least %v", r, *r.Utilization, test.least)
-			}
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if test.interrupt > 0 {
+					time.AfterFunc(test.interrupt, cancel)
+				}
+				p := parsed(t, test.spec)
+				api := throttletest.New(p.Tiers...)
+				if test.hold > 0 {
+					api.Hold = func() time.Duration { return test.hold }
+				}
+				r, err := runIn(ctx, t, p, test.duration, api)
+				if err != nil || r.Sent != test.sent || r.Accepted != test.sent || r.Seconds != test.seconds || r.Utilization != 1 {
+					t.Errorf("%+v, %v", r, err)
+				}
+			})
 		})
 	}
-}
-
-// A concurrency limit doesn't limit a client whose requests take no time.
-func TestConcurrencyAlone(t *testing.T) {
-	r := batch(t, "2;algo=concurrency", 10*time.Second)
-	if r.Rejected != 0 || r.Accepted < 100 || r.Utilization != nil {
-		t.Errorf("%+v", r)
-	}
-}
-
-// Without the guard, a late request falls into the next window.
-func TestWithoutGuard(t *testing.T) {
-	r := batch(t, "5/s | guard=none", time.Minute)
-	if r.Rejected == 0 || r.Accepted+r.Rejected != r.Sent || *r.Utilization >= 0.95 {
-		t.Errorf("%+v, utilization %v", r, *r.Utilization)
-	}
-}
-
-func TestInterrupted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		time.AfterFunc(2500*time.Millisecond, cancel)
-		p := parsed(t, "5/s")
-		r, err := runIn(ctx, t, p, time.Hour, throttletest.New(p.Tiers...))
-		if err != nil || r.Accepted != 15 || r.Sent != 15 || r.Seconds != 2.5 || *r.Utilization != 1 {
-			t.Errorf("%+v, %v", r, err)
-		}
-	})
-}
-
-// The run is [start, end). A request admitted at its end is not sent.
-func TestEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := parsed(t, "5/s")
-		r, err := runIn(t.Context(), t, p, 2*time.Second, throttletest.New(p.Tiers...))
-		if err != nil || r.Sent != 10 || *r.Utilization != 1 {
-			t.Errorf("%+v, %v", r, err)
-		}
-	})
-}
-
-// The batch waits for requests in flight at the end, and counts them.
-func TestInFlightAtTheEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := parsed(t, "4/h")
-		api := throttletest.New(p.Tiers...)
-		api.Hold = func() time.Duration { return 3 * time.Second }
-		r, err := runIn(t.Context(), t, p, time.Second, api)
-		if err != nil || r.Accepted != 4 || r.Sent != 4 || r.Seconds != 1 {
-			t.Errorf("%+v, %v", r, err)
-		}
-	})
-}
-
-// A request without a response within the grace period is not accepted.
-func TestNeverAnswered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		start := time.Now()
-		p := parsed(t, "4/h")
-		api := throttletest.New(p.Tiers...)
-		api.Hold = func() time.Duration { return time.Hour }
-		r, err := runIn(t.Context(), t, p, time.Second, api)
-		if err == nil || r.Accepted != 0 || r.Sent != 4 || *r.Utilization != 0 {
-			t.Errorf("%+v, %v", r, err)
-		}
-		if took := time.Since(start); took != 6*time.Second {
-			t.Errorf("took %v, want 6 s", took)
-		}
-	})
 }
 
 type responder func() (*http.Response, error)
@@ -143,43 +118,12 @@ func TestGivesUp(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), "gave up after 10 failures in a row") || !strings.Contains(err.Error(), name) {
 					t.Errorf("error %v", err)
 				}
-				if r.Accepted != 0 || r.Rejected != 0 || r.Sent < 10 || r.Seconds > 3 {
+				if r.Accepted != 0 || r.Rejected != 0 || r.Sent < 10 || r.Seconds > 3 || !strings.Contains(r.Failure, name) {
 					t.Errorf("%+v", r)
 				}
 			})
 		})
 	}
-}
-
-// A batch of requests that never reach the provider ends too.
-func TestRequestsGiveUp(t *testing.T) {
-	for _, n := range []int64{1, 5, 30} {
-		synctest.Test(t, func(t *testing.T) {
-			p := parsed(t, "5/s")
-			c := config{duration: always, requests: n, workers: 4, policy: p}
-			var out strings.Builder
-			err := run(t.Context(), c, target{url: "http://api.example.com", base: responder(func() (*http.Response, error) { return nil, errors.New("no route") })}, &out, io.Discard)
-			if err == nil || !strings.Contains(out.String(), "no route") {
-				t.Errorf("%d requests: %v\n%s", n, err, &out)
-			}
-		})
-	}
-}
-
-// Failures with successes in between do not end the batch.
-func TestContinues(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var n atomic.Int64
-		r, err := runIn(t.Context(), t, parsed(t, "5/s"), time.Minute, responder(func() (*http.Response, error) {
-			if n.Add(1)%2 == 0 {
-				return nil, errors.New("connection reset")
-			}
-			return &http.Response{StatusCode: 200, Body: http.NoBody}, nil
-		}))
-		if err != nil || r.Sent < 285 || r.Sent > 300 || r.Accepted != (r.Sent+1)/2 || r.Seconds != 60 { // a failed request may still have arrived later
-			t.Errorf("%+v, %v", r, err)
-		}
-	})
 }
 
 // A countingBody counts how often it was read to its end and closed.
@@ -201,14 +145,21 @@ func (b countingBody) Close() error {
 	return nil
 }
 
-func TestReadsAndClosesBodies(t *testing.T) {
+// Failures with successes in between do not end the batch. Each body is read to its end and closed.
+func TestContinues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var ends, closes atomic.Int64
+		var n, ends, closes atomic.Int64
 		r, err := runIn(t.Context(), t, parsed(t, "5/s"), time.Minute, responder(func() (*http.Response, error) {
+			if n.Add(1)%2 == 0 {
+				return nil, errors.New("connection reset")
+			}
 			return &http.Response{StatusCode: 200, Body: countingBody{strings.NewReader("{}"), &ends, &closes}}, nil
 		}))
-		if err != nil || ends.Load() != r.Sent || closes.Load() != r.Sent {
-			t.Errorf("of %[3]d bodies %[1]d read to the end and %[2]d closed, %[4]v", ends.Load(), closes.Load(), r.Sent, err)
+		if err != nil || r.Sent < 285 || r.Sent > 300 || r.Accepted != (r.Sent+1)/2 || r.Seconds != 60 { // a failed request may still have arrived later
+			t.Errorf("%+v, %v", r, err)
+		}
+		if ends.Load() != r.Accepted || closes.Load() != r.Accepted {
+			t.Errorf("of %d bodies %d read to the end and %d closed", r.Accepted, ends.Load(), closes.Load())
 		}
 	})
 }
@@ -225,57 +176,22 @@ func TestClosedByTheProvider(t *testing.T) {
 	})
 }
 
-func TestReportNotWritten(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r, w := io.Pipe()
-		r.Close()
-		p := parsed(t, "5/s")
-		c := config{duration: time.Second, workers: 1, policy: p}
-		err := run(t.Context(), c, target{url: "http://api.example.com", base: throttletest.New(p.Tiers...)}, w, io.Discard)
-		if !errors.Is(err, io.ErrClosedPipe) {
-			t.Errorf("error %v", err)
+func TestPossible(t *testing.T) {
+	for _, test := range []struct {
+		spec string
+		d    time.Duration
+		want int64
+	}{
+		{"5/s", time.Microsecond, 5},
+		{"5/s", time.Second, 5}, // the run is [start, end), and the next five come at its end
+		{"5/s", time.Second + time.Microsecond, 10},
+		{"5/s", 15 * time.Second, 75},
+		{"5/s + 10000/h", time.Hour, 10000},
+		{"5/s + 10000/h", time.Hour + time.Second, 10005},
+		{"5/s;algo=token_bucket", 15 * time.Second, 5 + 74}, // the 75th comes at the end
+	} {
+		if got := possible(parsed(t, test.spec), test.d); got != test.want {
+			t.Errorf("%s in %v: %d, want %d", test.spec, test.d, got, test.want)
 		}
-	})
-}
-
-// batch runs a batch in virtual time, against a provider in memory with the tiers of the policy.
-func batch(t *testing.T, spec string, duration time.Duration) report {
-	t.Helper()
-	var got report
-	synctest.Test(t, func(t *testing.T) {
-		p := parsed(t, spec)
-		api := throttletest.New(p.Tiers...)
-		asCoinbase(api, p)
-		var err error
-		if got, err = runIn(t.Context(), t, p, duration, api); err != nil {
-			t.Error(err)
-		}
-		if s := api.Summary(); s.Sent != got.Sent || s.Accepted != got.Accepted || s.Refused != got.Rejected {
-			t.Errorf("the provider counted %+v, the batch %+v", s, got)
-		}
-	})
-	return got
-}
-
-// runIn runs four workers in the caller's bubble, and returns the last line of the report.
-func runIn(ctx context.Context, t *testing.T, p throttle.Policy, duration time.Duration, api http.RoundTripper) (report, error) {
-	t.Helper()
-	var out strings.Builder
-	c := config{duration: duration, workers: 4, policy: p, json: true}
-	err := run(ctx, c, target{url: "http://api.example.com/v1/accounts", base: api}, &out, io.Discard)
-	lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
-	var r report
-	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &r); err != nil {
-		t.Fatalf("the last line is not JSON: %v\n%s", err, out.String())
 	}
-	return r, err
-}
-
-func parsed(t *testing.T, spec string) throttle.Policy {
-	t.Helper()
-	c, _, err := parse([]string{"-policy", spec})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c.policy
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,15 +10,77 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/distributed"
 )
 
-const maxProcesses = 64
+// workerEnv is the environment variable that makes the program a process of a fleet.
+const workerEnv = "COINBASE_WORKER"
+
+// A job is what a process of a fleet does: the first line of its input. The end of the input stops it.
+type job struct {
+	Policy     throttle.Policy
+	Workers    int
+	Start, End time.Time
+	URL        string // of the provider
+	Redis      string
+}
+
+// worker runs one process of a fleet and returns its exit code. It writes its result. It ends with
+// its parent, because its input then ends.
+func worker(ctx context.Context, stdin io.Reader, stdout, stderr io.Writer) int {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var j job
+	t := new(tally)
+	err := json.NewDecoder(stdin).Decode(&j)
+	if err != nil {
+		err = fmt.Errorf("no job: %w", err)
+	} else {
+		go func() {
+			_, _ = io.Copy(io.Discard, stdin) // blocks until the input ends
+			stop()
+		}()
+		err = do(ctx, j, t)
+	}
+	if err := errors.Join(err, json.NewEncoder(stdout).Encode(t.counts())); err != nil {
+		fmt.Fprintln(stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// do sends the requests of a job.
+func do(ctx context.Context, j job, t *tally) error {
+	options, err := redis.ParseURL(j.Redis)
+	if err != nil {
+		return err
+	}
+	rdb := redis.NewClient(options)
+	defer rdb.Close()
+	// The store is the only difference. Processes that start together on a busy machine may
+	// need more than the default of a second for their first answer from Redis.
+	j.Policy.Observer = t.observer()
+	client, err := newClient(j.Policy, distributed.New(rdb, distributed.Options{Timeout: 10 * time.Second}))
+	if err != nil {
+		return err
+	}
+	// Status charges nothing. It fails if Redis is unavailable or unsuitable.
+	if _, err := client.Transport.(*throttle.Transport).Limiter.Status(ctx); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("Redis at %s: %w", options.Addr, err)
+	}
+	select {
+	case <-time.After(time.Until(j.Start)):
+	case <-ctx.Done():
+	}
+	return send(ctx, j.Workers, j.End, client, target{url: j.URL, base: newBase()}, t)
+}
 
 // runFleet is like run, with several processes that share one quota in Redis. It ends all processes
 // when one of them fails or the context ends. They also end with this process.
@@ -34,145 +95,58 @@ func runFleet(ctx context.Context, c config, api target, stdout, stderr io.Write
 		at = "redis://" + server.Addr()
 	}
 	c.policy.Name += fmt.Sprintf("-%08x", rand.Uint32()) // each run has a new quota
-	fmt.Fprintf(stderr, "%s; %v; processes: %d, workers in each: %d; for %v\n", api.name, c.policy, c.fleet, c.workers, c.duration)
+	fmt.Fprintf(stderr, "stand-in for Coinbase at %s; %v; processes: %d, workers in each: %d; for %v\n", api.url, c.policy, c.fleet, c.workers, c.duration)
 
-	working, end := context.WithCancel(ctx)
-	f := fleet{processes: make([]process, c.fleet), end: end}
-	defer f.wait()
-	err := f.each(func(p *process) error {
-		return p.start(working, job{Policy: c.policy, Duration: c.duration, Workers: c.workers, URL: api.url, Redis: at})
-	})
-	if err != nil {
-		return cmp.Or(context.Cause(ctx), err)
-	}
-	start := time.Now()
-	possible := sync.OnceValue(func() int64 { return upperBound(c.policy, start, c.duration) })
-	stop := showProgress(stderr, func() progress {
+	start := time.Now().Add(time.Second) // when all processes run
+	j := job{Policy: c.policy, Workers: c.workers, Start: start, End: start.Add(c.duration), URL: api.url, Redis: at}
+	stop := showProgress(stderr, start, func() result {
 		s := api.summary()
-		p := progress{Elapsed: time.Since(start), Sent: s.Sent, Accepted: s.Accepted, Rejected: s.Refused, InFlight: -1}
-		p.until(c.duration, possible)
-		return p
+		return result{Sent: s.Sent, Accepted: s.Accepted, Rejected: s.Refused}
 	})
-	err = f.each((*process).work)
-	stop()
-	return writeReport(ctx, c, api, start, f.report(), err, stdout)
-}
-
-// A fleet is the processes of a run.
-type fleet struct {
-	processes []process
-	end       context.CancelFunc // ends the processes
-}
-
-// each calls do for all processes concurrently. The first error ends all processes.
-func (f *fleet) each(do func(*process) error) error {
-	var all errgroup.Group
-	for i := range f.processes {
-		all.Go(func() error {
-			err := do(&f.processes[i])
-			if err != nil {
-				f.end()
+	results := make([]result, c.fleet)
+	processes, working := errgroup.WithContext(ctx)
+	for i := range results {
+		processes.Go(func() (err error) {
+			if results[i], err = process(working, j); err != nil {
 				return fmt.Errorf("process %d: %w", i+1, err)
 			}
 			return nil
 		})
 	}
-	return all.Wait()
-}
-
-// wait ends the processes and waits for their exit.
-func (f *fleet) wait() {
-	f.end()
-	for i := range f.processes {
-		_ = f.processes[i].exit()
+	err := processes.Wait()
+	stop()
+	var r report
+	for _, p := range results {
+		r.Sent, r.Accepted, r.Rejected = r.Sent+p.Sent, r.Accepted+p.Accepted, r.Rejected+p.Rejected
+		r.Waited, r.Longest = r.Waited+p.Waited, max(r.Longest, p.Longest)
+		r.PerProcess = append(r.PerProcess, p.Sent)
 	}
+	return finish(ctx, c, api, r, start, err, stdout)
 }
 
-// report adds up the results of the processes.
-func (f *fleet) report() report {
-	r := report{Fleet: len(f.processes)}
-	calls := int64(0)
-	for i := range f.processes {
-		a := f.processes[i].last
-		r.Sent, r.Accepted, r.Rejected = r.Sent+a.Sent, r.Accepted+a.Accepted, r.Rejected+a.Rejected
-		r.PerWorker = append(r.PerWorker, a.Sent)
-		calls += a.Calls
-		if a.Failure != "" {
-			r.failure = errors.New(a.Failure)
-		}
-	}
-	if r.Sent > 0 {
-		fair := round(float64(slices.Min(r.PerWorker))/float64(slices.Max(r.PerWorker)), 4)
-		each := round(float64(calls)/float64(r.Sent), 4)
-		r.LeastToMost, r.RedisCalls = &fair, &each
-	}
-	return r
-}
-
-// A process is a worker process: another copy of this program. The zero process has not started.
-type process struct {
-	cmd    *exec.Cmd
-	input  *json.Encoder
-	output *json.Decoder
-	last   result
-	stderr bytes.Buffer
-}
-
-// start starts the process and blocks until it is ready.
-func (p *process) start(ctx context.Context, j job) error {
+// process runs another copy of this program, which does a job, and returns its result.
+func process(ctx context.Context, j job) (r result, err error) {
 	self, err := os.Executable()
 	if err != nil {
-		return err
+		return r, err
 	}
 	cmd := exec.CommandContext(ctx, self)
 	cmd.Env = append(os.Environ(), workerEnv+"=1")
-	cmd.Stderr = &p.stderr
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
-		return err
+		return r, err
 	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		return err
+	if err := json.NewEncoder(stdin).Encode(j); err != nil { // the pipe keeps it until the process reads it
+		return r, err
 	}
-	cmd.Cancel = stdin.Close      // the process ends with its input,
-	cmd.WaitDelay = grace + grace // or is killed
-	if err := cmd.Start(); err != nil {
-		return err
+	cmd.Cancel = stdin.Close // the process ends with its input,
+	cmd.WaitDelay = 10 * time.Second
+	err = cmd.Run()
+	noResult := json.Unmarshal(stdout.Bytes(), &r)
+	if cmd.ProcessState == nil || !cmd.ProcessState.Success() { // err is also set after Cancel
+		return r, fmt.Errorf("%w %s", err, bytes.TrimSpace(stderr.Bytes()))
 	}
-	p.cmd, p.input, p.output = cmd, json.NewEncoder(stdin), json.NewDecoder(stdout)
-	_ = p.input.Encode(j) // if this fails, so does readResult
-	return p.readResult()
-}
-
-// work starts the process's batch and blocks until the process has reported and exited.
-func (p *process) work() error {
-	_ = p.input.Encode(true)
-	if err := p.readResult(); err != nil {
-		return err
-	}
-	return p.exit()
-}
-
-// readResult reads the next result of the process.
-func (p *process) readResult() error {
-	if err := p.output.Decode(&p.last); err != nil {
-		_ = p.cmd.Cancel() // the process may still run
-		return cmp.Or(p.exit(), fmt.Errorf("no result: %w", err))
-	}
-	if p.last.Error != "" {
-		return errors.New(p.last.Error)
-	}
-	return nil
-}
-
-// exit waits for the end of the process.
-func (p *process) exit() error {
-	if p.cmd == nil || p.cmd.ProcessState != nil {
-		return nil
-	}
-	if err := p.cmd.Wait(); !p.cmd.ProcessState.Success() { // err is also set after Cancel
-		return fmt.Errorf("%w %s", err, bytes.TrimSpace(p.stderr.Bytes()))
-	}
-	return nil
+	return r, noResult
 }

@@ -3,11 +3,9 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"net"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,10 +16,10 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// The tests start the test binary as workers.
+// The tests start the test binary as processes of a fleet.
 func TestMain(m *testing.M) {
 	if os.Getenv(workerEnv) != "" {
-		os.Exit(worker(context.Background(), os.Stdin, os.Stdout))
+		os.Exit(worker(context.Background(), os.Stdin, os.Stdout, os.Stderr))
 	}
 	os.Exit(m.Run())
 }
@@ -41,64 +39,17 @@ func TestFleet(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var out, errs strings.Builder
-			if code := command(t.Context(), strings.Fields(test.args+" -policy 9/h|guard=10s -duration 1m -json"), &out, &errs); code != 0 {
+			if code := command(t.Context(), parsed(t, "9/h|guard=10s"), strings.Fields(test.args+" -duration 1m -json"), &out, &errs); code != 0 {
 				t.Fatalf("code %d, stderr %q", code, &errs)
 			}
-			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-			var r report
-			if err := json.Unmarshal([]byte(lines[len(lines)-1]), &r); err != nil {
-				t.Fatalf("%v\n%s", err, &out)
-			}
-			sum := int64(0)
-			for _, n := range r.PerWorker {
+			r, sum := last(t, out.String()), int64(0)
+			for _, n := range r.PerProcess {
 				sum += n
 			}
-			if r.Sent != 9 || r.Accepted != r.Sent || r.Rejected != 0 || sum != r.Sent {
+			if r.Sent != 9 || r.Accepted != 9 || r.Rejected != 0 || sum != 9 || len(r.PerProcess) != test.processes {
 				t.Errorf("%s", &out)
 			}
-			if r.Fleet != test.processes || len(r.PerWorker) != test.processes {
-				t.Errorf("%d processes, each sent %v", r.Fleet, r.PerWorker)
-			}
-			if *r.RedisCalls <= 0 || *r.LeastToMost < 0 || *r.LeastToMost > 1 {
-				t.Errorf("%v calls each, least to most %v", *r.RedisCalls, *r.LeastToMost)
-			}
 		})
-	}
-}
-
-func TestReportWithoutFleet(t *testing.T) {
-	line, err := json.Marshal(report{})
-	if err != nil || strings.Contains(string(line), "fleet") || strings.Contains(string(line), "redis") {
-		t.Errorf("%s, %v", line, err)
-	}
-}
-
-func TestFleetReport(t *testing.T) {
-	f := fleet{processes: []process{
-		{last: result{Sent: 10, Accepted: 8, Rejected: 1, Calls: 12, Failure: "connection reset"}},
-		{last: result{Sent: 8, Accepted: 8, Calls: 15}},
-	}}
-	var b strings.Builder
-	r := f.report()
-	r.observer = "the provider"
-	r.setRates(time.Second, 20)
-	if err := r.write(&b, true); err != nil {
-		t.Error(err)
-	}
-	const want = `sent         18 in 1 s
-accepted     16
-refused      1
-failed       1, last error: connection reset
-rate         16.00/s
-worst second 0, measured by the provider
-utilization  80.0 % of 20 possible requests
-per process  10 8
-least ÷ most 0.80
-Redis calls  1.50 per request
-{"sent":18,"accepted":16,"rejected":1,"seconds":1,"per_second":16,"worst_second":0,"utilization":0.8,"fleet":2,"per_worker":[10,8],"least_to_most":0.8,"redis_calls_per_admission":1.5}
-`
-	if b.String() != want {
-		t.Errorf("got\n%swant\n%s", &b, want)
 	}
 }
 
@@ -126,21 +77,18 @@ func TestFleetWithoutRedis(t *testing.T) {
 				soak.Long(t, "waits ten seconds for the timeout")
 			}
 			var out, errs strings.Builder
-			code := command(t.Context(), []string{"-fleet", "3", "-duration", "1h", "-redis", "redis://" + test.addr}, &out, &errs)
-			if code != 1 || out.Len() > 0 || !strings.Contains(errs.String(), "Redis at "+test.addr) || !strings.Contains(errs.String(), test.want) {
+			code := command(t.Context(), policy, []string{"-fleet", "3", "-duration", "1h", "-redis", "redis://" + test.addr}, &out, &errs)
+			if code != 1 || !strings.HasPrefix(out.String(), "sent         0 in") || !strings.Contains(errs.String(), "Redis at "+test.addr) || !strings.Contains(errs.String(), test.want) {
 				t.Errorf("code %d, stdout %q, stderr %q, want %q in it", code, &out, &errs, test.want)
 			}
 		})
 	}
 }
 
-// An interrupted fleet writes its report and ends its processes.
+// An interrupted fleet ends its processes and writes its report.
 func TestFleetInterrupted(t *testing.T) {
-	c, _, err := parse([]string{"-fleet", "2", "-policy", "3/s | guard=1s", "-duration", "10h", "-json"})
-	if err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithCancel(t.Context())
+	c := config{duration: 10 * time.Hour, workers: 4, fleet: 2, json: true, policy: parsed(t, "3/s | guard=1s")}
 	api := throttletest.NewProvider(c.policy.Tiers...)
 	defer api.Close()
 	api.Hold = func() time.Duration {
@@ -153,21 +101,17 @@ func TestFleetInterrupted(t *testing.T) {
 	if err := runFleet(ctx, c, target{url: api.URL, summary: api.Summary}, &out, io.Discard); err != nil {
 		t.Error(err)
 	}
-	if !strings.HasPrefix(out.String(), "sent  ") || strings.HasPrefix(out.String(), "sent         0 in") {
+	if r := last(t, out.String()); r.Sent < 2 {
 		t.Errorf("%s", &out)
 	}
 }
 
 // A process that fails ends the others. The report includes their requests.
 func TestFleetFails(t *testing.T) {
-	c, _, err := parse([]string{"-fleet", "2", "-policy", "3/s | guard=1s", "-duration", "10h"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := miniredis.RunT(t)
+	c := config{duration: 10 * time.Hour, workers: 4, fleet: 2, json: true, policy: parsed(t, "3/s | guard=1s"), redis: "redis://" + server.Addr()}
 	api := throttletest.NewProvider(c.policy.Tiers...)
 	defer api.Close()
-	server := miniredis.RunT(t)
-	c.redis = "redis://" + server.Addr()
 	api.Delay = func() time.Duration {
 		for _, key := range server.DB(0).Keys() {
 			_ = server.Set(key, "something else") // the next call finds this value
@@ -175,59 +119,34 @@ func TestFleetFails(t *testing.T) {
 		return 0
 	}
 	var out strings.Builder
-	err = runFleet(t.Context(), c, target{url: api.URL, summary: api.Summary}, &out, io.Discard)
+	err := runFleet(t.Context(), c, target{url: api.URL, summary: api.Summary}, &out, io.Discard)
 	if err == nil || !strings.HasPrefix(err.Error(), "process ") || !strings.Contains(err.Error(), "THROTTLE") {
 		t.Errorf("error %v", err)
 	}
-	if !strings.HasPrefix(out.String(), "sent  ") {
+	if r := last(t, out.String()); r.Sent == 0 {
 		t.Errorf("%s", &out)
 	}
 }
 
-// A worker ends when its input ends, which happens at the latest when its parent ends.
+// A process ends when its input ends, which happens at the latest when its parent ends.
 func TestWorkerEndsWithItsInput(t *testing.T) {
-	policy := parsed(t, "3/h | guard=1s")
-	api := throttletest.NewProvider(policy.Tiers...)
+	p := parsed(t, "3/h | guard=1s")
+	api := throttletest.NewProvider(p.Tiers...)
 	defer api.Close()
-	j := job{Policy: policy, Duration: 10 * time.Hour, Workers: 2, URL: api.URL, Redis: "redis://" + miniredis.RunT(t).Addr()}
-	text, err := json.Marshal(j)
+	text, err := json.Marshal(job{Policy: p, End: time.Now().Add(10 * time.Hour), Workers: 2, URL: api.URL, Redis: "redis://" + miniredis.RunT(t).Addr()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, test := range []struct {
-		name, input string
-		code        int
-		want        string
-	}{
-		{"no job", "", 1, "no job: EOF"},
-		{"malformed job", "no", 1, "no job: "},
-		{"no start", string(text), 1, "no start: EOF"},
-		{"started", string(text) + "true", 0, ""},
-	} {
-		var out strings.Builder
-		code := worker(t.Context(), strings.NewReader(test.input), &out)
-		var last result
-		for results := json.NewDecoder(strings.NewReader(out.String())); ; {
-			if err := results.Decode(&last); errors.Is(err, io.EOF) {
-				break
-			} else if err != nil {
-				t.Fatal(err)
-			}
+		name, job string
+		code      int
+		want      string
+	}{{"no job", "", 1, "no job: EOF"}, {"malformed job", "no", 1, "no job: "}, {"job", string(text), 0, ""}} {
+		var out, errs strings.Builder
+		code := worker(t.Context(), strings.NewReader(test.job), &out, &errs)
+		if code != test.code || !strings.HasPrefix(errs.String(), test.want) || (test.want == "") != (errs.Len() == 0) {
+			t.Errorf("%s: code %d, %s%s", test.name, code, &out, &errs)
 		}
-		if code != test.code || !strings.HasPrefix(last.Error, test.want) || (test.want == "") != (last.Error == "") {
-			t.Errorf("%s: code %d, %s", test.name, code, &out)
-		}
-	}
-}
-
-func TestNoSuchProcess(t *testing.T) {
-	var p process
-	if err := p.exit(); err != nil {
-		t.Error(err)
-	}
-	f := fleet{processes: make([]process, 3), end: func() {}}
-	f.wait()
-	if r := f.report(); r.LeastToMost != nil || r.RedisCalls != nil || !slices.Equal(r.PerWorker, []int64{0, 0, 0}) {
-		t.Errorf("%+v", r)
+		last(t, out.String())
 	}
 }

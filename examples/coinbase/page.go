@@ -13,26 +13,16 @@ import (
 	"github.com/apithrottle/throttle/page"
 )
 
-// watched sets the Observer of the policy if the batch has a page, and returns what it observes.
-func (c *config) watched() *observe.Stats {
-	if c.page == "" {
-		return nil
-	}
-	stats := observe.NewStats()
-	c.policy.Observer = stats.Observer()
-	return stats
-}
-
 // servePage serves the live page, and metrics for Prometheus, until stop is called. The page is for
 // this machine only, unless the address names another host.
-func servePage(address string, stats *observe.Stats, l *throttle.Limiter, stderr io.Writer) (stop func(), err error) {
-	if stats == nil {
+func servePage(c config, stats *observe.Stats, l *throttle.Limiter, stderr io.Writer) (stop func(), err error) {
+	if c.page == "" {
 		return func() {}, nil
 	}
-	if err := stats.Watch(policy.Name, l); err != nil {
+	if err := stats.Watch(c.policy.Name, l); err != nil {
 		return nil, err
 	}
-	host, port, err := net.SplitHostPort(address)
+	host, port, err := net.SplitHostPort(c.page)
 	if err != nil {
 		return nil, fmt.Errorf("-page: %w", err)
 	}
