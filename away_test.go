@@ -211,17 +211,16 @@ type admittingStore struct {
 
 type admittingQuota struct {
 	store.Quota
-	store.Changer
-	store.Forecaster
+	store.Lifecycle
 	s *admittingStore
 }
 
-func (s *admittingStore) Open(key string, p *algorithms.Plan) (store.Quota, error) {
-	q, err := s.Store.Open(key, p)
+func (s *admittingStore) Open(key string, p *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
+	q, err := s.Store.Open(key, p, report)
 	if err != nil {
 		return nil, err
 	}
-	return admittingQuota{q, q.(store.Changer), q.(store.Forecaster), s}, nil
+	return admittingQuota{q, q.(store.Lifecycle), s}, nil
 }
 
 func (q admittingQuota) Order() *order.Order { return q.Quota.(order.Ordered).Order() }

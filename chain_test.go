@@ -115,6 +115,36 @@ func TestWithinRefusedAtOnce(t *testing.T) {
 	}
 }
 
+// TestWithinOwnError checks that a caller whose context ends while it is called back to the inner queue
+// gets the error of its own context.
+func TestWithinOwnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		var inner *throttle.Limiter
+		faster := throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(2)}}
+		called := false
+		l, outer := within(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1)}}, throttle.Policy{
+			Tiers: []throttle.Tier{throttle.PerDay(1)},
+			Observer: &throttle.Observer{Queued: func(context.Context, throttle.QueuedInfo) {
+				called = true
+				if err := inner.SetPolicy(t.Context(), faster); err != nil {
+					t.Error(err)
+				}
+				time.Sleep(2 * time.Minute)
+			}},
+		})
+		inner = l
+		outer.Pause(t.Context(), time.Now().Add(30*time.Second))
+		if err := l.Wait(ctx); err != context.DeadlineExceeded {
+			t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
+		}
+		if !called {
+			t.Error("the caller did not wait in the outer queue")
+		}
+	})
+}
+
 // TestWithinItself checks that a chain in which a quota lies inside itself refuses every call. It
 // could admit nothing.
 func TestWithinItself(t *testing.T) {
@@ -122,7 +152,7 @@ func TestWithinItself(t *testing.T) {
 		return throttle.Policy{Name: name, Tiers: []throttle.Tier{throttle.PerSecond(1)}}
 	}
 	a, b, c := mustNew(t, policy("a"), nil), mustNew(t, policy("b"), nil), mustNew(t, policy("c"), nil)
-	g, err := throttle.NewGroup(policy("g"), nil)
+	g, err := throttle.NewGroup(policy("g"), nil, throttle.GroupOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,8 +188,8 @@ type freshStore struct {
 
 type freshQuota struct{ store.Quota }
 
-func (s freshStore) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
-	q, err := s.Store.Open(key, plan)
+func (s freshStore) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
+	q, err := s.Store.Open(key, plan, report)
 	return &freshQuota{q}, err
 }
 
@@ -170,7 +200,7 @@ func TestWithinItselfOfOneStore(t *testing.T) {
 		return throttle.Policy{Name: name, Tiers: []throttle.Tier{throttle.PerSecond(1)}}
 	}
 	group := func(name string, s throttle.Store) *throttle.Group {
-		g, err := throttle.NewGroup(policy(name), s)
+		g, err := throttle.NewGroup(policy(name), s, throttle.GroupOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -207,7 +237,7 @@ func TestWithinItselfOfOneStore(t *testing.T) {
 		"New twice without a store":       {mustNew(t, policy("a"), nil).Within(mustNew(t, policy("a"), nil)), false},
 		"a store that cannot be compared": {mustNew(t, policy("u"), uncomparable).Within(mustNew(t, policy("v"), uncomparable)), false},
 	} {
-		p, err := tt.l.TryAcquire(nil)
+		p, err := tt.l.TryAcquire(t.Context(), nil)
 		if refused := err != nil && strings.Contains(err.Error(), "the quota would lie inside itself"); refused != tt.same {
 			t.Errorf("%s: error is %v", name, err)
 		}

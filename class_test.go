@@ -299,6 +299,37 @@ func TestHeadroom(t *testing.T) {
 	}
 }
 
+// TestHeadroomOfTryAcquire checks that a Batch request which does not wait leaves the headroom of all
+// quotas that charge it, and that a Normal one does not.
+func TestHeadroomOfTryAcquire(t *testing.T) {
+	p := throttle.Policy{Tiers: []throttle.Tier{per(hour, 10, throttle.SlidingLog)}, Guard: throttle.NoGuard, Headroom: 40}
+	wide := exact(throttle.PerHour(1000))
+	for name, limiter := range map[string]func() *throttle.Limiter{
+		"alone":  func() *throttle.Limiter { return mustNew(t, p, nil) },
+		"inside": func() *throttle.Limiter { return mustNew(t, p, nil).Within(mustNew(t, wide, nil)) },
+		"around": func() *throttle.Limiter { return mustNew(t, wide, nil).Within(mustNew(t, p, nil)) },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			l := limiter()
+			for _, step := range []struct {
+				class throttle.Class
+				want  int
+			}{{throttle.Batch, 6}, {throttle.Normal, 4}} {
+				n, err := 0, error(nil)
+				for ctx := throttle.WithClass(t.Context(), step.class); ; n++ {
+					if _, err = l.TryAcquire(ctx, nil); err != nil {
+						break
+					}
+				}
+				var e *throttle.WaitError
+				if n != step.want || !errors.As(err, &e) || e.Err != throttle.ErrDeadline || e.Tier != "10/h" || e.Wait != hour {
+					t.Errorf("%s, %v: %d were admitted, then %v; want %d, then a wait of an hour for tier 10/h", name, step.class, n, err, step.want)
+				}
+			}
+		})
+	}
+}
+
 // TestHeadroomEnds checks that a Batch request that has waited for Aging leaves no headroom, so it
 // cannot starve, and that a cost above the rest of a tier leaves what it can.
 func TestHeadroomEnds(t *testing.T) {

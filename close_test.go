@@ -49,7 +49,7 @@ func TestClose(t *testing.T) {
 		l.Close()
 		synctest.Wait()
 		_, acquired := l.Acquire(t.Context(), nil)
-		_, tried := l.TryAcquire(nil)
+		_, tried := l.TryAcquire(t.Context(), nil)
 		_, forecast := l.Forecast(t.Context(), nil)
 		_, sent := trSend(t.Context(), &throttle.Transport{Limiter: l, Base: trNewBase(nil)})
 		for name, err := range map[string]error{
@@ -75,7 +75,7 @@ func TestClose(t *testing.T) {
 		if got := used(t, other); got[0] != 0 || got[1] != 6 {
 			t.Errorf("used %v, want 0 open and 5 + 1 tokens", got)
 		}
-		if p, err := other.TryAcquire(nil); err != nil {
+		if p, err := other.TryAcquire(t.Context(), nil); err != nil {
 			t.Errorf("another Limiter of the quota: %v", err)
 		} else {
 			p.Release()

@@ -28,7 +28,7 @@ func TestClosedStaysClosed(t *testing.T) {
 		}
 	})
 	t.Run("dropped by its Group", func(t *testing.T) {
-		g, err := throttle.NewGroup(api(throttle.PerHour(10)), nil)
+		g, err := throttle.NewGroup(api(throttle.PerHour(10)), nil, throttle.GroupOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -43,8 +43,8 @@ func TestClosedStaysClosed(t *testing.T) {
 	})
 	t.Run("closed once", func(t *testing.T) {
 		s := local.New()
-		a, _ := throttle.NewGroup(api(throttle.PerHour(10)), s)
-		b, _ := throttle.NewGroup(api(throttle.PerHour(10)), s)
+		a, _ := throttle.NewGroup(api(throttle.PerHour(10)), s, throttle.GroupOptions{})
+		b, _ := throttle.NewGroup(api(throttle.PerHour(10)), s, throttle.GroupOptions{})
 		lb := b.For("k")
 		a.For("k").Close()
 		for _, key := range []string{"x", "y", "z"} {

@@ -64,16 +64,13 @@ func (c *compiledPolicy) replacement(p Policy) (*compiledPolicy, error) {
 	if p.Shadow != c.policy.Shadow {
 		return nil, c.errorf("SetPolicy: Shadow is %v: it must stay %v, or make another Limiter", p.Shadow, c.policy.Shadow)
 	}
-	if p.Shadow {
-		p = p.inShadow()
-	}
-	if p.Name != c.policy.Name {
-		return nil, c.errorf("SetPolicy: Name is %q: it must stay %q, or make another Limiter", p.Name, c.policy.Name)
-	}
 	p.AssumeUsed = false
 	next, err := compile(p, c.store)
 	if err != nil {
 		return nil, err
+	}
+	if next.policy.Name != c.policy.Name {
+		return nil, c.errorf("SetPolicy: Name is %q: it must stay %q, or make another Limiter", p.Name, c.policy.Name)
 	}
 	next.reserves, next.fastPath = c.reserves, next.fastPath && !c.reserves
 	return next, nil
@@ -143,7 +140,7 @@ func (c *compiledPolicy) costOf(d *demand) ([]int64, error) {
 		cost = c.requestCost(d.n)
 	}
 	for unit, n := range d.cost {
-		if i := slices.Index(c.plan.Units(), cmp.Or(unit, algorithms.Requests)); i >= 0 {
+		if i := slices.Index(c.plan.Units(), unit); i >= 0 {
 			cost[i] = n
 		}
 	}

@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,12 +40,22 @@ var (
 	// ErrClosed: the Limiter, or its key in a Group, was closed.
 	ErrClosed = errors.New("throttle: limiter is closed")
 
-	// ErrTooManyKeys: the Group already keeps Group.MaxKeys quotas.
+	// ErrTooManyKeys: the Group already keeps GroupOptions.MaxKeys quotas.
 	ErrTooManyKeys = errors.New("throttle: group has as many quotas as MaxKeys allows")
 
 	// ErrUnavailable: the shared store did not answer before the context ended. The error
 	// also matches the context's own error and the cause.
 	ErrUnavailable = store.ErrUnavailable
+)
+
+// A Bound is what a wait must not outlast.
+type Bound string
+
+// The bounds of a wait.
+const (
+	BoundContext Bound = "context" // the deadline of the context
+	BoundMaxWait Bound = "MaxWait" // Policy.MaxWait
+	BoundSendBy  Bound = "SendBy"  // Transport.SendBy
 )
 
 // A WaitError is a refusal: the request was not admitted and nothing was charged.
@@ -61,9 +72,9 @@ type WaitError struct {
 	// Ahead is how many callers of this process were ahead.
 	Ahead int
 
-	// Bound is what the wait would outlast, for ErrDeadline: "context", "MaxWait" or "SendBy". If
-	// empty, the call does not wait, as TryAcquire.
-	Bound string
+	// Bound is what the wait would outlast, for ErrDeadline. If empty, the call does not wait, as
+	// TryAcquire.
+	Bound Bound
 
 	// Until is when the quota opens again, for ErrBanned, or the budget has enough, for
 	// ErrExhausted. If zero, the time is not known.
@@ -90,7 +101,7 @@ func (e *WaitError) Error() string {
 		return prefix + "cost of " + e.cost + " exceeds the capacity of tier " + e.Tier
 	}
 	if e.Err == ErrDeadline && e.Bound != "" {
-		reason = strings.Replace(reason, "the deadline", strings.Replace(e.Bound, "context", "the context's deadline", 1), 1)
+		reason = strings.Replace(reason, "the deadline", strings.Replace(string(e.Bound), string(BoundContext), "the context's deadline", 1), 1)
 	}
 	if !e.Until.IsZero() {
 		reason += " until " + e.Until.UTC().Format(time.RFC3339)
@@ -116,32 +127,23 @@ func (e *WaitError) Error() string {
 	return prefix + reason
 }
 
-// A bound is what a wait must not outlast.
-type bound uint8
-
-const (
-	unbound bound = iota
-	byContext
-	byMaxWait
-	bySendBy
-)
-
-// bounds are the values of WaitError.Bound.
-var bounds = [...]string{"", "context", "MaxWait", "SendBy"}
-
 // earliest returns what ends first: the context, or what giveUpAt has recorded.
-func (d *demand) earliest(ctx context.Context) bound {
+func (d *demand) earliest(ctx context.Context) Bound {
 	if deadline, ok := ctx.Deadline(); ok && (d.giveUp.IsZero() || deadline.Before(d.giveUp)) {
-		return max(d.outerBound, byContext)
+		return cmp.Or(d.outerBound, BoundContext)
 	}
 	return d.bound
 }
 
 // withBound returns the error that a wait ended with. A refusal for lack of time then names what
-// bounds the wait.
+// bounds the wait. If a context made from ctx was canceled to ask again, and ctx has ended since, the
+// error is that of ctx.
 func (d *demand) withBound(ctx context.Context, err error) error {
+	if err == context.Canceled && ctx.Err() != nil {
+		return ctx.Err()
+	}
 	if e, ok := err.(*WaitError); ok && e.Err == ErrDeadline && e.Bound == "" {
-		e.Bound = bounds[d.earliest(ctx)]
+		e.Bound = d.earliest(ctx)
 	}
 	return err
 }

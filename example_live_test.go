@@ -46,7 +46,7 @@ func ExampleLimiter_Forecast() {
 func ExampleLimiter_TryAcquire() {
 	lim := newLimiter("model", "1000/h;unit=tokens | guard=none")
 	for range 2 {
-		p, err := lim.TryAcquire(throttle.Cost{"tokens": 600})
+		p, err := lim.TryAcquire(context.Background(), throttle.Cost{"tokens": 600})
 		var late *throttle.WaitError
 		if errors.As(err, &late) {
 			fmt.Println("later, in about", late.Wait.Round(time.Hour))
@@ -110,7 +110,7 @@ func ExampleLimiter_Close() {
 
 // All returns the accounts that are in use.
 func ExampleGroup_All() {
-	g, err := throttle.NewGroup(throttle.Policy{Name: "account", Tiers: []throttle.Tier{throttle.PerHour(5)}}, nil)
+	g, err := throttle.NewGroup(throttle.Policy{Name: "account", Tiers: []throttle.Tier{throttle.PerHour(5)}}, nil, throttle.GroupOptions{})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -136,7 +136,7 @@ func ExampleGroup_All() {
 }
 
 func ExampleGroup_Delete() {
-	g, err := throttle.NewGroup(throttle.Policy{Name: "account", Tiers: []throttle.Tier{throttle.PerHour(1)}}, nil)
+	g, err := throttle.NewGroup(throttle.Policy{Name: "account", Tiers: []throttle.Tier{throttle.PerHour(1)}}, nil, throttle.GroupOptions{})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -152,7 +152,7 @@ func ExampleGroup_Delete() {
 
 func ExampleGroup_SetPolicy() {
 	policy := throttle.Policy{Name: "account", Tiers: []throttle.Tier{throttle.PerHour(1)}}
-	g, err := throttle.NewGroup(policy, nil)
+	g, err := throttle.NewGroup(policy, nil, throttle.GroupOptions{})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -51,10 +51,9 @@ type QuotaState struct {
 	Paused          time.Duration
 	Closed, Probing bool
 
-	// Cause is why the quota is paused: "response", "call" of Limiter.Pause, or "elsewhere" if
-	// another process or another Limiter of the quota has paused it. If empty, it is not known.
-	// Status and Reason are those of the response; see AnsweredInfo.
-	Cause  string
+	// Cause is why the quota is paused. If empty, it is not known. Status and Reason are those of
+	// the response; see AnsweredInfo.
+	Cause  PauseCause
 	Status int
 	Reason string
 
@@ -212,7 +211,7 @@ func (l *Limiter) meet(ctx context.Context, d demand, asked []outlook, e *Explan
 		e.add(o)
 	}
 	if refused == nil && asksAtOnce && asked[0].verdict == store.Ready && !d.noWait { // it would go on to the outer scope at once
-		limited, cancel := context.WithDeadline(ctx, cmp.Or(giveUp, time.Now().Add(forever)))
+		limited, cancel := withDeadline(ctx, giveUp)
 		defer cancel()
 		if refused, err = l.outer.meet(limited, d.asRefundable(), asked[1:], new(Explanation)); err != nil {
 			return nil, err
@@ -245,10 +244,10 @@ func (l *Limiter) refusalOf(ctx context.Context, e *Explanation) error {
 	}
 	refused := &WaitError{Policy: e.By, Tier: e.Tier, Wait: e.Wait, Ahead: e.Ahead, Err: ErrDeadline}
 	if rev.policy.MaxWait > 0 {
-		left, refused.Bound = rev.policy.MaxWait, bounds[byMaxWait]
+		left, refused.Bound = rev.policy.MaxWait, BoundMaxWait
 	}
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < left {
-		left, refused.Bound = time.Until(deadline), bounds[byContext]
+		left, refused.Bound = time.Until(deadline), BoundContext
 	}
 	if refused.Wait > left {
 		return refused
@@ -307,7 +306,7 @@ func (s *scope) explain(ctx context.Context, o outlook) QuotaState {
 		by := s.pausedBy()
 		switch {
 		case by.cause == "" || by.known && by.epoch < o.epoch:
-			q.Cause = "elsewhere"
+			q.Cause = PausedElsewhere
 		case by.known && by.epoch == o.epoch:
 			q.Cause, q.Status, q.Reason = by.cause, by.status, by.reason
 		}
@@ -315,22 +314,22 @@ func (s *scope) explain(ctx context.Context, o outlook) QuotaState {
 	return q
 }
 
-// A pauseCause is why this process has paused a quota.
-type pauseCause struct {
-	cause  string // "response" or "call"; empty if this process has not paused it
-	status int    // of the response, as far as it is known
+// An ownPause is the last pause of a quota by this process.
+type ownPause struct {
+	cause  PauseCause // if empty, this process has not paused the quota
+	status int        // of the response, as far as it is known
 	reason string
 	// epoch is that of the pause, and known reports that the store has confirmed it.
 	epoch int64
 	known bool
 }
 
-// pausedBy returns the cause of the last pause by this scope.
-func (s *scope) pausedBy() pauseCause {
+// pausedBy returns the last pause by this scope.
+func (s *scope) pausedBy() ownPause {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.rare == nil {
-		return pauseCause{}
+		return ownPause{}
 	}
 	return s.rare.paused
 }
@@ -435,13 +434,13 @@ func (q *QuotaState) pauseSentence() string {
 	}
 	text += short(q.Paused)
 	switch {
-	case q.Cause == "response" && q.Status > 0:
+	case q.Cause == PausedByResponse && q.Status > 0:
 		text += fmt.Sprintf(", after a response with status %d", q.Status)
-	case q.Cause == "response":
+	case q.Cause == PausedByResponse:
 		text += ", after a response"
-	case q.Cause == "call":
+	case q.Cause == PausedByCall:
 		text += ", by a call of Pause"
-	case q.Cause == "elsewhere":
+	case q.Cause == PausedElsewhere:
 		text += ", by another process or Limiter"
 	}
 	if q.Reason != "" {

@@ -31,7 +31,8 @@ func TestErrDeadlineNamesTheBound(t *testing.T) {
 		name         string
 		inner, outer time.Duration // MaxWait
 		timeout      time.Duration
-		want, text   string
+		want         throttle.Bound
+		text         string
 	}{
 		{"context", 0, 0, sec, "context", "the wait would outlast the context's deadline: "},
 		{"MaxWait", sec, 0, 0, "MaxWait", "the wait would outlast MaxWait: "},
@@ -91,7 +92,7 @@ func TestErrDeadlineNamesTheBound(t *testing.T) {
 		if !errors.As(err, &e) || e.Bound != "SendBy" || !strings.Contains(err.Error(), "the wait would outlast SendBy: 1m0s for tier 1/m") {
 			t.Errorf("SendBy: %v", err)
 		}
-		if _, err = l.TryAcquire(nil); !errors.As(err, &e) || e.Bound != "" || !strings.Contains(err.Error(), "the wait would outlast the deadline: ") {
+		if _, err = l.TryAcquire(t.Context(), nil); !errors.As(err, &e) || e.Bound != "" || !strings.Contains(err.Error(), "the wait would outlast the deadline: ") {
 			t.Errorf("TryAcquire: %v", err)
 		}
 	})
@@ -314,8 +315,8 @@ type awayQuota struct {
 	fallback int
 }
 
-func (s *away) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
-	q, err := s.Store.Open(key, plan)
+func (s *away) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
+	q, err := s.Store.Open(key, plan, report)
 	return awayQuota{q, s.fallback}, err
 }
 
@@ -452,7 +453,7 @@ func TestExplainSentences(t *testing.T) {
 			return l, nil
 		}, `The request would be refused: policy "api": limiter is closed.`},
 		{"a group", func(t *testing.T, _ context.Context) (*throttle.Limiter, throttle.Cost) {
-			g, err := throttle.NewGroup(named("key", coinbase[0]), nil)
+			g, err := throttle.NewGroup(named("key", coinbase[0]), nil, throttle.GroupOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -11,14 +11,14 @@ import (
 )
 
 // observe passes the counts that the provider reports to the quotas.
-func (a *attempt) observe(answer *answers.Answer, status int, after *callbacks) {
-	if answer == nil || len(answer.Readings) == 0 {
+func (a *admission) observe(answer *answers.Answer, status int, after *callbacks) {
+	if !a.charged() || answer == nil || len(answer.Readings) == 0 {
 		return
 	}
 	refused := answer.Kind == answers.Limited || answer.Kind == answers.Banned
 	a.eachCharge(func(c *charge) { a.observeScope(c, answer.Readings, refused) })
 	for _, r := range answer.Readings {
-		if c, _ := a.tierFor(r); c == nil {
+		if rev, _ := a.tierFor(r); rev == nil {
 			a.pauseUntilReset(r, status, after)
 		}
 	}
@@ -30,7 +30,7 @@ func (a *admission) observeScope(c *charge, readings []answers.Reading, refused 
 	var seen []store.Observation
 	for _, r := range readings {
 		of, tier := a.tierFor(r)
-		if of != c {
+		if of != rev {
 			continue
 		}
 		if rev.plan.Tiers()[tier].Phase == UnknownPhase && r.Has&answers.HasReset != 0 && !r.Full {
@@ -42,8 +42,8 @@ func (a *admission) observeScope(c *charge, readings []answers.Reading, refused 
 			seen = append(seen, o)
 		}
 	}
-	if o, ok := rev.quota.(store.Observer); ok && len(seen) > 0 {
-		o.Observe(c.decision, c.cost, seen)
+	if len(seen) > 0 {
+		feedbackOf(rev.quota).Observe(c.decision, c.cost, seen)
 	}
 }
 
@@ -55,17 +55,20 @@ func (a *admission) pauseUntilReset(r answers.Reading, status int, after *callba
 	}
 	// If a shared store is not available, the next response pauses the quota.
 	c := a.own()
-	_ = c.scope.pause(context.Background(), c.revision, c.revision.toldPause(r.Reset, r.FromBody), pauseCause{cause: "response", status: status}, after)
+	_ = c.scope.pause(context.Background(), c.revision, c.revision.toldPause(r.Reset, r.FromBody), ownPause{cause: PausedByResponse, status: status}, after)
 }
 
-// tierFor returns the tier of a reading, and the charge of its scope: the first tier with the
+// tierFor returns the tier of a reading, and the policy of its scope: the first tier with the
 // reported limit, in any scope, or else the tier of the innermost scope that has one for the reading.
-// It returns nil if there is none.
-func (a *admission) tierFor(r answers.Reading) (of *charge, tier int) {
+// It returns nil if there is none. Policies with IgnoreReports have none.
+func (a *admission) tierFor(r answers.Reading) (of *revision, tier int) {
 	matched := false
-	a.eachCharge(func(c *charge) {
-		if i, exact := c.revision.tierFor(r); i >= 0 && (of == nil || exact && !matched) {
-			of, tier, matched = c, i, exact
+	a.eachRevision(func(rev *revision) {
+		if rev.policy.IgnoreReports {
+			return
+		}
+		if i, exact := rev.tierFor(r); i >= 0 && (of == nil || exact && !matched) {
+			of, tier, matched = rev, i, exact
 		}
 	})
 	return of, tier
@@ -73,12 +76,12 @@ func (a *admission) tierFor(r answers.Reading) (of *charge, tier int) {
 
 // tierFor returns the tier of a reading in the scope: the tier of its unit with its window or its
 // limit, as far as it reports those, or the only tier of its unit. It returns -1 if there is none.
-// exact reports that the tier has the reported limit.
+// A provider knows nothing of budgets. exact reports that the tier has the reported limit.
 func (rev *revision) tierFor(r answers.Reading) (tier int, exact bool) {
 	found, tiers := -1, rev.plan.Tiers()
 	for i, tier := range tiers {
 		switch {
-		case tier.Unit != r.Unit || tier.Algorithm == Concurrency || rev.plan.IsPace(i):
+		case tier.Unit != r.Unit || tier.Algorithm == Concurrency || tier.Budget || rev.plan.IsPace(i):
 		case r.Window != 0 && r.Window != tier.Window && r.Window != tier.FillTime():
 		case r.Limit == tier.Capacity():
 			return i, true
@@ -120,8 +123,6 @@ func resetOf(r answers.Reading) (reset, slack time.Duration) {
 // align passes the end of a tier's window to the quota. The range includes a second on either side,
 // because both clocks may be cut to whole seconds.
 func (rev *revision) align(tier int, r answers.Reading) {
-	if q, ok := rev.quota.(store.Aligner); ok {
-		ends := time.Now().Add(r.Reset)
-		q.Align(tier, ends.Add(-r.Slack-time.Second), ends.Add(time.Second))
-	}
+	ends := time.Now().Add(r.Reset)
+	feedbackOf(rev.quota).Align(tier, ends.Add(-r.Slack-time.Second), ends.Add(time.Second))
 }

@@ -276,6 +276,34 @@ func TestRemaining(t *testing.T) {
 	}
 }
 
+// TestReportsOfOtherLimits checks that what a provider reports does not change a budget, nor a policy with
+// IgnoreReports, whose limits the provider does not know, and reaches the scope around it.
+func TestReportsOfOtherLimits(t *testing.T) {
+	for name, tt := range map[string]struct {
+		inner throttle.Policy
+		used  int64 // of its first tier
+	}{
+		"a limit":        {throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(100)}}, 40},
+		"ignore reports": {throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(100)}, IgnoreReports: true}, 1},
+		"a budget":       {throttle.Policy{Tiers: []throttle.Tier{{Limit: 100, Window: time.Hour, Budget: true}}}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				tt.inner.Name = "inner"
+				inner := mustNew(t, tt.inner, nil)
+				around := mustNew(t, throttle.Policy{Name: "around", Tiers: []throttle.Tier{throttle.PerHour(100)}}, nil)
+				tr := &throttle.Transport{Limiter: inner.Within(around), Profile: github, Base: answering("200\nX-Limit: 100\nX-Remaining: 60\nX-Reset: 60")}
+				if _, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil)); err != nil {
+					t.Fatal(err)
+				}
+				if got, rest := used(t, inner)[0], used(t, around)[0]; got != tt.used || got+rest != 41 {
+					t.Errorf("%d are used, and %d of the limit around, want %d and %d", got, rest, tt.used, 41-tt.used)
+				}
+			})
+		})
+	}
+}
+
 // An observed store records what its quotas receive in Observe.
 type observed struct {
 	local.Store
@@ -284,12 +312,13 @@ type observed struct {
 
 type observedQuota struct {
 	store.Quota
+	store.Feedback
 	s *observed
 }
 
-func (s *observed) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
-	q, err := s.Store.Open(key, plan)
-	return observedQuota{q, s}, err
+func (s *observed) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
+	q, err := s.Store.Open(key, plan, report)
+	return observedQuota{q, q.(store.Feedback), s}, err
 }
 
 func (q observedQuota) Observe(_ store.Decision, _ []int64, seen []store.Observation) {

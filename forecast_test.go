@@ -153,7 +153,7 @@ func TestTryAcquire(t *testing.T) {
 		refused := func(c throttle.Cost, tier string, wait time.Duration, ahead int) {
 			t.Helper()
 			before := used(t, l)
-			_, err := l.TryAcquire(c)
+			_, err := l.TryAcquire(t.Context(), c)
 			var e *throttle.WaitError
 			if !errors.Is(err, throttle.ErrDeadline) || !errors.As(err, &e) || e.Tier != tier || e.Wait != wait || e.Ahead != ahead {
 				t.Errorf("%v: %v (%+v), want tier %s, %v, %d ahead", c, err, e, tier, wait, ahead)
@@ -162,18 +162,18 @@ func TestTryAcquire(t *testing.T) {
 				t.Errorf("%v: used %v before and %v after the refusal", c, before, after)
 			}
 		}
-		p, err := l.TryAcquire(throttle.Cost{"tokens": 4})
+		p, err := l.TryAcquire(t.Context(), throttle.Cost{"tokens": 4})
 		if err != nil {
 			t.Fatal(err)
 		}
 		p.Release()
 		refused(throttle.Cost{"tokens": 2}, "5/h;unit=tokens", time.Hour, 0)
 		time.Sleep(10 * time.Second)
-		if _, err := l.TryAcquire(nil); err != nil {
+		if _, err := l.TryAcquire(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
 		refused(nil, "2/m", 50*time.Second, 0)
-		if _, err := l.TryAcquire(throttle.Cost{"tokens": 6}); !errors.Is(err, throttle.ErrExceedsCapacity) {
+		if _, err := l.TryAcquire(t.Context(), throttle.Cost{"tokens": 6}); !errors.Is(err, throttle.ErrExceedsCapacity) {
 			t.Errorf("6 tokens: %v, want ErrExceedsCapacity", err)
 		}
 		var wg sync.WaitGroup
@@ -186,6 +186,45 @@ func TestTryAcquire(t *testing.T) {
 		refused(nil, "2/m", 70*time.Second, 2)
 		wg.Wait()
 	})
+}
+
+// TestTryAcquireOfAnEndedContext checks that TryAcquire returns the error of a context that has ended,
+// charges nothing and reports the refusal.
+func TestTryAcquireOfAnEndedContext(t *testing.T) {
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	late, cancel := context.WithDeadline(t.Context(), time.Now())
+	defer cancel()
+	var outcomes []string
+	policy := func(name string, shadow bool) throttle.Policy {
+		p := exact(throttle.PerHour(10))
+		p.Name, p.Shadow = name, shadow
+		p.Observer = &throttle.Observer{Refused: func(_ context.Context, i throttle.RefusedInfo) { outcomes = append(outcomes, i.Outcome()) }}
+		return p
+	}
+	for name, l := range map[string]*throttle.Limiter{
+		"alone":  mustNew(t, policy("alone", false), nil),
+		"nested": mustNew(t, policy("inner", false), nil).Within(mustNew(t, policy("outer", false), nil)),
+		"shadow": mustNew(t, policy("shadow", true), nil),
+	} {
+		outcomes = nil
+		for _, c := range []throttle.Cost{nil, {"requests": 2}, {"requests": 0}} {
+			if _, err := l.TryAcquire(canceled, c); err != context.Canceled {
+				t.Errorf("%s, %v: %v, want context.Canceled", name, c, err)
+			}
+			if _, err := l.TryAcquire(late, c); err != context.DeadlineExceeded {
+				t.Errorf("%s, %v: %v, want context.DeadlineExceeded", name, c, err)
+			}
+		}
+		if got, want := fmt.Sprint(outcomes), "[canceled deadline canceled deadline canceled deadline]"; got != want {
+			t.Errorf("%s: outcomes %s, want %s", name, got, want)
+		}
+		for _, n := range used(t, l) {
+			if n != 0 {
+				t.Errorf("%s: %d used, want 0", name, n)
+			}
+		}
+	}
 }
 
 // TestLateNamesTierAndAhead checks that ErrDeadline comes with the tier that decides, the wait, and
@@ -304,7 +343,7 @@ func TestCostOfZero(t *testing.T) {
 func TestNoTierCountsRequests(t *testing.T) {
 	l := mustNew(t, throttle.Policy{Name: "model", Tiers: []throttle.Tier{{Limit: 100, Window: time.Hour, Unit: "tokens"}}}, nil)
 	_, acquired := l.Acquire(t.Context(), nil)
-	_, tried := l.TryAcquire(nil)
+	_, tried := l.TryAcquire(t.Context(), nil)
 	_, forecast := l.Forecast(t.Context(), nil)
 	_, sent := trSend(t.Context(), &throttle.Transport{Limiter: l, Base: trNewBase(nil)})
 	for name, err := range map[string]error{

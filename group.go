@@ -7,9 +7,23 @@ import (
 	"maps"
 	"math"
 	"sync"
-
-	"github.com/apithrottle/throttle/store"
 )
+
+// GroupOptions are the options of a Group. The zero value is ready to use.
+type GroupOptions struct {
+	// MaxKeys is how many quotas the group keeps. Beyond it a new key takes the place of one whose
+	// quota is unused. If none is found, For returns a Limiter that refuses every call with
+	// ErrTooManyKeys. The search looks at 64 quotas for each refused key on average. If zero, there is no
+	// bound.
+	MaxKeys int
+
+	// Shared reports that a quota lies inside several others, as a limit of all writes lies inside
+	// the limits of two APIs. A caller that waits for one of the outer quotas then does not hold up
+	// callers inside another. A refusal that is not wide, and whose unit the shared quota does not
+	// count, pauses the quota around the shared one. If false, all calls for a key should pass the same outer Limiter
+	// to Within.
+	Shared bool
+}
 
 // A Group keeps one quota per key under one policy: for example per host, API key or account. Call
 // its For in the Route of a Transport.
@@ -23,19 +37,7 @@ import (
 // leave it so. A million idle quotas of two GCRA tiers take less than 250 bytes each, with their
 // keys. A Group is safe for concurrent use.
 type Group struct {
-	// MaxKeys is how many quotas the group keeps. Beyond it a new key takes the place of one whose
-	// quota is unused. If none is found, For returns a Limiter that refuses every call with
-	// ErrTooManyKeys. The search looks at 64 quotas for each refused key on average. Set MaxKeys
-	// before the first For. If zero, there is no bound.
-	MaxKeys int
-
-	// Shared reports that a quota lies inside several others, as a limit of all writes lies inside
-	// the limits of two APIs. A caller that waits for one of the outer quotas then does not hold up
-	// callers inside another. A refusal that is not wide, and whose unit the shared quota does not
-	// count, pauses the quota around the shared one. Set Shared before the first For. If false, all
-	// calls for a key should pass the same outer Limiter to Within.
-	Shared bool
-
+	options GroupOptions
 	nesting nesting // of the Limiters of the keys
 
 	mu       sync.Mutex // guards all below
@@ -72,13 +74,16 @@ const dropped = math.MinInt32 / 2
 
 // NewGroup returns a Group of the policy. If s is nil, the group keeps its quotas in this process,
 // for itself. A shared store keeps them under the policy's name and the key, so the policy must
-// have a Name. NewGroup returns an error if the policy is not valid.
-func NewGroup(p Policy, s Store) (*Group, error) {
+// have a Name. NewGroup returns an error if the policy or an option is not valid.
+func NewGroup(p Policy, s Store, o GroupOptions) (*Group, error) {
 	c, err := compile(p, s)
 	if err != nil {
 		return nil, err
 	}
-	g := &Group{entries: make(map[string]*entry)}
+	if o.MaxKeys < 0 {
+		return nil, c.errorf("MaxKeys is %d: it must be at least 0", o.MaxKeys)
+	}
+	g := &Group{options: o, entries: make(map[string]*entry)}
 	g.nesting.group = g
 	g.setCompiled(c)
 	g.recent.prev, g.recent.next = &g.recent, &g.recent
@@ -98,7 +103,18 @@ func (g *Group) For(key string) *Limiter {
 	return &e.limiter
 }
 
-// Within returns a Limiter of the key inside outer; see Limiter.Within and Shared. It does not block.
+// Peek returns the Limiter of a key if the group keeps its quota, and else nil. Unlike For, it opens no
+// quota and does not count as a use of the key. It does not block.
+func (g *Group) Peek(key string) *Limiter {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if e := g.entries[key]; e != nil {
+		return &e.limiter
+	}
+	return nil
+}
+
+// Within returns a Limiter of the key inside outer; see Limiter.Within and GroupOptions.Shared. It does not block.
 func (g *Group) Within(key string, outer *Limiter) *Limiter {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -122,7 +138,7 @@ func (g *Group) Within(key string, outer *Limiter) *Limiter {
 		if l = e.limiter.Within(outer); l.err != nil {
 			return l
 		}
-		if g.Shared && n.last != nil {
+		if g.options.Shared && n.last != nil {
 			n.keep(l)
 		}
 	}
@@ -223,12 +239,12 @@ func (g *Group) entry(key string) (*entry, error) {
 		return e, nil
 	}
 	g.sweep(sweepOne, false)
-	if g.MaxKeys <= 0 || len(g.entries) < g.MaxKeys {
+	if g.options.MaxKeys == 0 || len(g.entries) < g.options.MaxKeys {
 		g.credit = len(g.entries)
 	} else {
 		g.credit = min(len(g.entries), g.credit+sweepFull)
 		g.credit -= g.sweep(g.credit, true)
-		if len(g.entries) >= g.MaxKeys {
+		if len(g.entries) >= g.options.MaxKeys {
 			return nil, g.compiled.refuse(ErrTooManyKeys, -1, 0)
 		}
 	}
@@ -266,13 +282,7 @@ func (g *Group) enter(l *Limiter) (*scope, error) {
 	return s, nil
 }
 
-// use uses a scope that is already in use, until leave is called.
-func (s *scope) use() {
-	if s.grouped {
-		s.uses.Add(1)
-	}
-}
-
+// leave ends the use of a scope that enter has returned.
 func (s *scope) leave() {
 	if s.grouped {
 		s.uses.Add(-1)
@@ -315,13 +325,6 @@ func (g *Group) remove(e *entry) {
 	delete(g.entries, e.limiter.key)
 }
 
-// A parker is a quota that a Group can park: the Group keeps the bytes of its state instead.
-type parker interface {
-	Park() (state []byte, ok bool)
-	Unpark(state []byte) error
-	IsIdleAs(state []byte) bool
-}
-
 func (g *Group) setCompiled(c *compiledPolicy) {
 	g.compiled = c
 	if c.store == nil {
@@ -333,7 +336,7 @@ func (g *Group) setCompiled(c *compiledPolicy) {
 func (g *Group) openScope(c *compiledPolicy, key string) (*scope, error) {
 	s, err := openScope(c, c.policy.Name+"\x00"+key)
 	if err == nil {
-		s.grouped, s.shared = true, g.Shared
+		s.grouped, s.shared = true, g.options.Shared
 	}
 	return s, err
 }
@@ -346,7 +349,7 @@ func (g *Group) open(e *entry) (*scope, error) {
 	}
 	s, err := g.openScope(s.current.Load().compiledPolicy, e.limiter.key)
 	if err == nil {
-		err = s.current.Load().quota.(parker).Unpark([]byte(*e.parked))
+		err = parkerOf(s.current.Load().quota).Unpark([]byte(*e.parked))
 	}
 	if err == nil {
 		e.parked = nil
@@ -375,11 +378,10 @@ func (g *Group) park(e *entry, s *scope, rev *revision) bool {
 	s.mu.Lock()
 	handled := s.handled
 	s.mu.Unlock()
-	q, ok := rev.quota.(parker)
-	if !ok || handled || g.compiled.store != nil || rev.compiledPolicy != g.compiled || s.learned.Load() != nil {
+	if handled || g.compiled.store != nil || rev.compiledPolicy != g.compiled || s.learned.Load() != nil {
 		return false
 	}
-	state, ok := q.Park()
+	state, ok := parkerOf(rev.quota).Park()
 	if ok {
 		parked := string(state)
 		e.parked = &parked
@@ -392,7 +394,7 @@ func (g *Group) park(e *entry, s *scope, rev *revision) bool {
 // whether it did. If not, it parks the quota if it can.
 func (g *Group) drop(e *entry, force bool) bool {
 	if e.parked != nil {
-		return e.limiter.revision().quota.(parker).IsIdleAs([]byte(*e.parked))
+		return parkerOf(e.limiter.revision().quota).IsIdleAs([]byte(*e.parked))
 	}
 	s := e.limiter.scope.Load()
 	if !s.uses.CompareAndSwap(0, dropped) {
@@ -403,7 +405,7 @@ func (g *Group) drop(e *entry, force bool) bool {
 		s.uses.Add(-dropped)
 		return true
 	}
-	if s.waiting() == 0 && isIdle(rev.quota) && (force || !s.hasLearned()) {
+	if s.waiting() == 0 && lifecycleOf(rev).Idle() && (force || !s.hasLearned()) {
 		rev.quota.Close()
 		return true
 	}
@@ -413,17 +415,11 @@ func (g *Group) drop(e *entry, force bool) bool {
 	return false
 }
 
-func isIdle(q store.Quota) bool {
-	idler, ok := q.(store.Idler)
-	return !ok || idler.Idle()
-}
-
 // hasLearned reports whether the scope has learned from responses what a new scope would have to
 // learn again: the end of the provider's windows, a guard, a back-off.
 func (s *scope) hasLearned() bool {
 	if e := s.learned.Load(); e != nil && e.Fresh() {
 		return true
 	}
-	q, ok := s.current.Load().quota.(store.Learner)
-	return ok && q.Learned()
+	return feedbackOf(s.current.Load().quota).Learned()
 }

@@ -20,11 +20,10 @@ import (
 
 func groupOf(t *testing.T, p throttle.Policy, maxKeys int) *throttle.Group {
 	t.Helper()
-	g, err := throttle.NewGroup(p, nil)
+	g, err := throttle.NewGroup(p, nil, throttle.GroupOptions{MaxKeys: maxKeys})
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.MaxKeys = maxKeys
 	return g
 }
 
@@ -368,7 +367,7 @@ func TestNewGroup(t *testing.T) {
 		{name: "no tiers", policy: throttle.Policy{Name: "api"}, err: "Tiers is empty"},
 		{name: "bad tier", policy: groupPerSecond(0), err: "Limit is 0"},
 	} {
-		g, err := throttle.NewGroup(c.policy, c.store)
+		g, err := throttle.NewGroup(c.policy, c.store, throttle.GroupOptions{})
 		if c.err == "" && (err != nil || g == nil) || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
 			t.Errorf("%s: error is %v, want %q", c.name, err, c.err)
 		}
@@ -379,7 +378,7 @@ func TestGroupOnAStore(t *testing.T) {
 	store := local.New()
 	policy := throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerHour(2)}}
 	open := func(p throttle.Policy) *throttle.Group {
-		g, err := throttle.NewGroup(p, store)
+		g, err := throttle.NewGroup(p, store, throttle.GroupOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -413,11 +412,10 @@ func TestGroupClosesQuotas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := local.New()
 		open := func(n int64) *throttle.Group {
-			g, err := throttle.NewGroup(groupPerSecond(n), store)
+			g, err := throttle.NewGroup(groupPerSecond(n), store, throttle.GroupOptions{MaxKeys: 1})
 			if err != nil {
 				t.Fatal(err)
 			}
-			g.MaxKeys = 1
 			return g
 		}
 		g := open(1)
@@ -466,7 +464,7 @@ func TestGroupConcurrentFor(t *testing.T) {
 }
 
 func ExampleGroup() {
-	perUser, err := throttle.NewGroup(throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerHour(2)}}, nil)
+	perUser, err := throttle.NewGroup(throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerHour(2)}}, nil, throttle.GroupOptions{})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -482,4 +480,21 @@ func ExampleGroup() {
 	// alice true
 	// alice false
 	// bob true
+}
+
+func TestPeek(t *testing.T) {
+	g, err := throttle.NewGroup(throttle.Policy{Name: "keys", Tiers: []throttle.Tier{throttle.PerHour(1)}}, nil, throttle.GroupOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l := g.Peek("a"); l != nil || g.Len() != 0 {
+		t.Errorf("Peek of a new key = %v and %d keys, want nil and none", l, g.Len())
+	}
+	l := g.For("a")
+	if got := g.Peek("a"); got != l || got.Name() != "keys" {
+		t.Errorf("Peek = %v, want the Limiter of For", got)
+	}
+	if _, err := throttle.NewGroup(throttle.Policy{Name: "keys", Tiers: []throttle.Tier{throttle.PerHour(1)}}, nil, throttle.GroupOptions{MaxKeys: -1}); err == nil || err.Error() != `throttle: policy "keys": MaxKeys is -1: it must be at least 0` {
+		t.Errorf("MaxKeys of -1: got %v", err)
+	}
 }

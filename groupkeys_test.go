@@ -270,7 +270,7 @@ func TestGroupChurn(t *testing.T) {
 						used[i].Add(1)
 					}
 				case 2:
-					p, err := g.For(key).TryAcquire(nil)
+					p, err := g.For(key).TryAcquire(t.Context(), nil)
 					if err == nil {
 						_ = p.Cancel(context.Background()) // unused again
 					} else if !errors.Is(err, throttle.ErrTooManyKeys) {
@@ -313,7 +313,7 @@ func TestGroupRefusingLimiter(t *testing.T) {
 	g.For("a").Allow()
 	ctx := t.Context()
 	l := g.For("b")
-	_, tried := l.TryAcquire(nil)
+	_, tried := l.TryAcquire(t.Context(), nil)
 	_, forecast := l.Forecast(ctx, nil)
 	_, waited := l.Within(mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(1)}}, nil)).Acquire(ctx, nil)
 	for name, err := range map[string]error{

@@ -144,16 +144,3 @@ func (b *watchedBody) end() {
 	}
 	b.attempt.finish(m)
 }
-
-// zeroEstimate returns a Cost of zero in every estimated unit.
-func (a *admission) zeroEstimate() Cost {
-	cost := Cost{}
-	a.eachCharge(func(c *charge) {
-		for u, unit := range c.revision.plan.Units() {
-			if c.revision.plan.Estimated(u) {
-				cost[unit] = 0
-			}
-		}
-	})
-	return cost
-}

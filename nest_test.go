@@ -158,7 +158,7 @@ func TestWithinBanned(t *testing.T) {
 func TestWithinRemembersBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		outer := mustNew(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil)
-		g, err := throttle.NewGroup(throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil)
+		g, err := throttle.NewGroup(throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil, throttle.GroupOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,7 +7,6 @@ import (
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
-	"github.com/apithrottle/throttle/internal/queue"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -39,7 +38,7 @@ type Observer struct {
 	// Answered is called once for each admitted request that a Transport has sent, or that has a
 	// Permit: when its response is in, or when it is known that none will come. Its context is that of
 	// the request, or of Refused or Cancel. For any other end of a Permit it has the values of the
-	// context of Acquire, and does not end.
+	// context of Acquire or TryAcquire, and does not end.
 	Answered func(context.Context, AnsweredInfo)
 
 	// Settled is called when the actual cost of a request is known, for each scope and each unit
@@ -113,10 +112,10 @@ type RefusedInfo struct {
 	Shadow bool
 }
 
-// Result returns one word for the reason, which suits a label of a metric: "deadline", "never" (see
-// ErrExceedsCapacity), "exhausted", "queue_full", "banned", "unavailable", "needs_permit", "closed",
+// Outcome returns one word for the reason, which suits a label of a metric: "deadline",
+// "exceeds_capacity", "exhausted", "queue_full", "banned", "unavailable", "needs_permit", "closed",
 // "too_many_keys", "canceled", "not_now" for a false Allow, or "error".
-func (i RefusedInfo) Result() string {
+func (i RefusedInfo) Outcome() string {
 	err := i.Err
 	if err == nil {
 		return "not_now"
@@ -124,22 +123,22 @@ func (i RefusedInfo) Result() string {
 	if e, ok := err.(*WaitError); ok {
 		err = e.Err // errors.Is on e would allocate
 	}
-	for _, r := range results {
-		if errors.Is(err, r.err) {
-			return r.result
+	for _, o := range outcomes {
+		if errors.Is(err, o.err) {
+			return o.outcome
 		}
 	}
 	return "error"
 }
 
-// results are the results of refused requests. ErrUnavailable comes before the errors of a context,
+// outcomes are the outcomes of refused requests. ErrUnavailable comes before the errors of a context,
 // because it may match these too.
-var results = [...]struct {
-	err    error
-	result string
+var outcomes = [...]struct {
+	err     error
+	outcome string
 }{
 	{ErrDeadline, "deadline"},
-	{ErrExceedsCapacity, "never"},
+	{ErrExceedsCapacity, "exceeds_capacity"},
 	{ErrExhausted, "exhausted"},
 	{ErrQueueFull, "queue_full"},
 	{ErrBanned, "banned"},
@@ -186,8 +185,18 @@ type PausedInfo struct {
 	Policy string        // the name of the policy that is paused
 	For    time.Duration // how long it is paused now
 	Closed bool          // callers are refused with ErrBanned
-	Cause  string        // "response" or, for Limiter.Pause, "call"
+	Cause  PauseCause    // PausedByResponse or PausedByCall
 }
+
+// A PauseCause is why a quota is paused.
+type PauseCause string
+
+// The causes of pauses.
+const (
+	PausedByResponse PauseCause = "response"  // a response of the provider
+	PausedByCall     PauseCause = "call"      // a call of Limiter.Pause
+	PausedElsewhere  PauseCause = "elsewhere" // another process or another Limiter of the quota
+)
 
 // A CalledInfo describes a call of a shared store.
 type CalledInfo struct {
@@ -281,34 +290,51 @@ func (o *Observer) reportCalls(policy string) func(store.Call) {
 	}
 }
 
-// An observation follows one request until it is admitted or refused.
-type observation struct {
+// A record is what an Observer receives of one request until it is admitted or refused. The request
+// fills it on the way.
+type record struct {
 	observer *Observer
-	policy   string
-	shadow   bool      // the request is sent at once, in shadow mode
-	queued   time.Time // when the request was queued; zero if it was not
-	by, tier string    // what decided how long it waited
-	joined   func()    // is called when a shadow has joined a queue; nil for any other request
+	ctx      context.Context
+	info     AdmittedInfo
+	joinedAt time.Time // is set if the request was queued
+	decided  bool      // Admitted or Refused has been called
 }
 
-// observe returns the observation of a demand, or nil if nobody observes it.
-func (l *Limiter) observe(d *demand) *observation {
-	if d.refundable { // the inner scope observes it
+// observe returns the record that receives the decision on a demand, or nil if nobody does or the inner
+// scope decides.
+func (d *demand) observe(ctx context.Context, c *compiledPolicy) *record {
+	switch {
+	case d.refundable:
 		return nil
+	case d.observed == nil && c.policy.Observer != nil:
+		d.observed = &record{observer: c.policy.Observer, ctx: ctx, info: AdmittedInfo{
+			Policy: c.policy.Name, Class: classOf(ctx), Cost: d.cost, N: d.n, Held: d.held, Shadow: c.policy.Shadow,
+		}}
 	}
-	c := l.refuses
-	if c == nil {
-		if l.group != nil && l.scope.Load().uses.Load() < 0 { // the policy may have changed since the Group dropped it
-			if s, err := l.enter(); err == nil {
-				defer s.leave()
-			}
-		}
-		c = l.revision().compiledPolicy
+	return d.observed
+}
+
+// join reports that the request has taken a place in a queue, once.
+func (r *record) join(ahead int) {
+	if r == nil || r.info.Queued {
+		return
 	}
-	if c.policy.Observer == nil {
-		return nil
+	r.info.Queued, r.joinedAt = true, time.Now()
+	if r.observer.Queued != nil {
+		r.observer.Queued(r.ctx, QueuedInfo{Policy: r.info.Policy, Class: r.info.Class, Ahead: ahead})
 	}
-	return &observation{observer: c.policy.Observer, policy: c.policy.Name, shadow: c.policy.Shadow}
+}
+
+// decidedBy records which tier decided how long the request waited, by an error that would explain a
+// refusal. If it is nil, none has decided yet.
+func (r *record) decidedBy(err error) {
+	if r == nil {
+		return
+	}
+	r.info.By, r.info.Tier = "", ""
+	if e, ok := err.(*WaitError); ok {
+		r.info.By, r.info.Tier = e.Policy, e.Tier
+	}
 }
 
 // errPanicked is the error of a request for which a function of the Policy or the Transport panicked.
@@ -317,105 +343,37 @@ var errPanicked = errors.New("throttle: a function of the Policy or the Transpor
 // errNotNow is the reason of a false Allow.
 var errNotNow = errors.New("throttle: not now")
 
-// observed calls ask, and reports whether it admits a demand.
-func (l *Limiter) observed(ctx context.Context, d *demand, a *admission, ask func() error) (err error) {
-	o := l.observe(d)
-	if o == nil {
-		return ask()
+// complete completes the record of a request that is admitted or refused. It returns false if it has done
+// so before.
+func (r *record) complete() bool {
+	if r == nil || r.decided {
+		return false
 	}
-	d.observed, err = o, errPanicked
-	if o.shadow {
-		return l.admitInShadow(ctx, d, a, ask)
+	if r.decided = true; r.info.Queued {
+		r.info.Waited = time.Since(r.joinedAt)
 	}
-	defer func() { a.tell(ctx, d, err) }()
-	return ask()
+	return true
 }
 
-// callbacks are functions of the user that are called for one event. They wait until all quotas have
-// received the event, so that a panic or a runtime.Goexit of one of them leaves nothing half done.
-type callbacks []func()
-
-func (c *callbacks) add(f func()) { *c = append(*c, f) }
-
-// run calls them in their order, those after one that panics, too.
-func (c callbacks) run() {
-	if len(c) > 0 {
-		defer c[1:].run()
-		c[0]()
+// admit reports that the request is admitted.
+func (r *record) admit() {
+	if r.complete() && r.observer.Admitted != nil {
+		r.observer.Admitted(r.ctx, r.info)
 	}
 }
 
-// tell reports that a request is admitted, or refused with an error. If the Observer panics, an admitted
-// request is not sent.
-func (a *admission) tell(ctx context.Context, d *demand, err error) {
-	if err == nil {
-		a.observer = d.observed.observer
-	}
-	told := false
-	defer func() {
-		if told || err != nil {
-			return
-		}
-		defer a.leaveScopes()
-		a.refund()
-		if d.held {
-			a.answered(ctx, AnsweredInfo{Unsent: true})
-		}
-	}()
-	d.observed.end(ctx, d, err)
-	told = true
-}
-
-// join reports that the request has taken a place in a queue.
-func (o *observation) join(ctx context.Context, ahead int) {
-	if o == nil || !o.queued.IsZero() {
+// refuse reports that the request is refused with an error.
+func (r *record) refuse(err error) {
+	if err == nil || !r.complete() || r.observer.Refused == nil {
 		return
 	}
-	o.queued = time.Now()
-	if o.joined != nil {
-		o.joined()
+	if err == errNotNow {
+		err = nil
 	}
-	if o.observer.Queued != nil {
-		o.observer.Queued(ctx, QueuedInfo{Policy: o.policy, Class: classOf(ctx), Ahead: ahead})
-	}
-}
-
-// decidedBy records which tier decided how long the request waited, by an error that would explain a
-// refusal. If it is nil, none has decided yet.
-func (o *observation) decidedBy(err error) {
-	if o == nil {
-		return
-	}
-	o.by, o.tier = "", ""
-	if e, ok := err.(*WaitError); ok {
-		o.by, o.tier = e.Policy, e.Tier
-	}
-}
-
-// waited returns how long the request has been queued.
-func (o *observation) waited() time.Duration {
-	if o.queued.IsZero() {
-		return 0
-	}
-	return time.Since(o.queued)
-}
-
-// end reports the end of the request: its admission if err is nil.
-func (o *observation) end(ctx context.Context, d *demand, err error) {
-	switch {
-	case err == nil && o.observer.Admitted != nil:
-		o.observer.Admitted(ctx, AdmittedInfo{
-			Policy: o.policy, Class: classOf(ctx), Cost: d.cost, N: d.n, Held: d.held,
-			Queued: !o.queued.IsZero(), Waited: o.waited(), By: o.by, Tier: o.tier, Shadow: o.shadow,
-		})
-	case err != nil && o.observer.Refused != nil:
-		if err == errNotNow {
-			err = nil
-		}
-		o.observer.Refused(ctx, RefusedInfo{
-			Policy: o.policy, Class: classOf(ctx), Cost: d.cost, N: d.n, Queued: !o.queued.IsZero(), Waited: o.waited(), Err: err, Shadow: o.shadow,
-		})
-	}
+	i := &r.info
+	r.observer.Refused(r.ctx, RefusedInfo{
+		Policy: i.Policy, Class: i.Class, Cost: i.Cost, N: i.N, Queued: i.Queued, Waited: i.Waited, Err: err, Shadow: i.Shadow,
+	})
 }
 
 // admittedAtOnce reports a request that TryOne has admitted. If the Observer panics, the request is not
@@ -438,30 +396,29 @@ func (rev *revision) admittedAtOnce(ctx context.Context, f algorithms.Flight, he
 	told = true
 }
 
-// waitFor is a refusal that would explain a wait for a tier.
-func waitFor(tier int) error { return &queue.Refusal{Reason: queue.Late, Tier: tier} }
-
-// answered reports how the request has ended.
-func (a *admission) answered(ctx context.Context, info AnsweredInfo) {
-	if a.observer != nil && a.observer.Answered != nil {
-		answered := a.observer.Answered
-		info.Policy = a.revision.policy.Name
-		if r, ok := a.revision.quota.(*shadow); ok {
-			r.report(func(*admission) { answered(ctx, info) })
-			return
-		}
-		answered(ctx, info)
-	}
+// A listener receives what becomes of an admitted request: an Observer or a shadow.
+type listener interface {
+	answered(context.Context, AnsweredInfo)
+	settled(actual Cost)
+	ended()
 }
 
-// reportAnswer reports a response, and what it contains if answer is not nil, after other callbacks.
-func (a *admission) reportAnswer(ctx context.Context, status int, answer *answers.Answer, report *RefusalReport, others callbacks) {
-	info := AnsweredInfo{Status: status, Report: report}
-	if answer != nil {
-		info.Kind, info.Reason = answer.Kind, answer.Reason
+func (o *Observer) answered(ctx context.Context, info AnsweredInfo) { o.Answered(ctx, info) }
+func (o *Observer) settled(Cost)                                    {} // observeSettled reports it for each scope
+func (o *Observer) ended()                                          {}
+
+// callbacks are functions of the user that are called for one event. They wait until all quotas have
+// received the event, so that a panic or a runtime.Goexit of one of them leaves nothing half done.
+type callbacks []func()
+
+func (c *callbacks) add(f func()) { *c = append(*c, f) }
+
+// run calls them in their order, those after one that panics, too.
+func (c callbacks) run() {
+	if len(c) > 0 {
+		defer c[1:].run()
+		c[0]()
 	}
-	defer a.answered(ctx, info)
-	others.run()
 }
 
 // observeSettled reports the actual cost in the estimated units, after the event.
@@ -479,7 +436,7 @@ func (rev *revision) observeSettled(estimate, actual []int64, after *callbacks) 
 }
 
 // pause pauses the quota, and reports it after the event if that has changed anything.
-func (s *scope) pause(ctx context.Context, rev *revision, p store.Pause, by pauseCause, after *callbacks) error {
+func (s *scope) pause(ctx context.Context, rev *revision, p store.Pause, by ownPause, after *callbacks) error {
 	done, err := rev.quota.Pause(ctx, p)
 	if !done.Applied && err == nil {
 		return nil

@@ -115,7 +115,7 @@ func TestObserverConservation(t *testing.T) {
 						var err error
 						switch kind {
 						case 0:
-							p, err = l.TryAcquire(throttle.Cost{"open": 1})
+							p, err = l.TryAcquire(ctx, throttle.Cost{"open": 1})
 						case 1:
 							if !l.Allow() {
 								return
@@ -254,18 +254,17 @@ func TestObserverOfRefusingLimiters(t *testing.T) {
 		}
 		refused = append(refused, r.Err)
 	}}
-	g, err := throttle.NewGroup(throttle.Policy{Name: "keys", Tiers: []throttle.Tier{throttle.PerHour(1)}, Observer: observer}, nil)
+	g, err := throttle.NewGroup(throttle.Policy{Name: "keys", Tiers: []throttle.Tier{throttle.PerHour(1)}, Observer: observer}, nil, throttle.GroupOptions{MaxKeys: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.MaxKeys = 1
 	if !g.For("a").Allow() {
 		t.Fatal("Allow is false")
 	}
 	l := g.For("b")
 	_ = l.Wait(t.Context())
 	_ = l.Allow()
-	_, _ = l.TryAcquire(nil)
+	_, _ = l.TryAcquire(t.Context(), nil)
 	_ = g.Within("b", mustNew(t, api(throttle.PerHour(9)), nil)).Wait(t.Context())
 	if len(refused) != 4 {
 		t.Fatalf("%d refusals reported, want 4", len(refused))
@@ -312,7 +311,7 @@ func TestObserverOfLateCallers(t *testing.T) {
 			Observer: &throttle.Observer{
 				Queued: func(context.Context, throttle.QueuedInfo) { queued++ },
 				Refused: func(_ context.Context, r throttle.RefusedInfo) {
-					if r.Queued || r.Waited != 0 || r.Result() != "deadline" {
+					if r.Queued || r.Waited != 0 || r.Outcome() != "deadline" {
 						t.Errorf("%+v", r)
 					}
 				},
@@ -363,7 +362,7 @@ func TestObserverStays(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
 		second.Release()
-		third, err := l.TryAcquire(nil)
+		third, err := l.TryAcquire(t.Context(), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -396,7 +395,7 @@ func TestObserverOfPanickingCallers(t *testing.T) {
 			}()
 			call()
 		}
-		panics(func() { _, _ = l.TryAcquire(throttle.Cost{"usd": 5}) })
+		panics(func() { _, _ = l.TryAcquire(t.Context(), throttle.Cost{"usd": 5}) })
 		if err := l.Wait(t.Context()); err != nil {
 			t.Error(err)
 		}
@@ -418,7 +417,7 @@ func TestObserverOfEndedContexts(t *testing.T) {
 		var told []string
 		l := mustNew(t, throttle.Policy{
 			Tiers: []throttle.Tier{throttle.PerSecond(10)}, Shadow: shadow,
-			Observer: &throttle.Observer{Refused: func(_ context.Context, i throttle.RefusedInfo) { told = append(told, i.Result()) }},
+			Observer: &throttle.Observer{Refused: func(_ context.Context, i throttle.RefusedInfo) { told = append(told, i.Outcome()) }},
 		}, nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -442,9 +441,10 @@ func TestObserverOfPanickingAdmissions(t *testing.T) {
 	for _, shadow := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			var panics bool
-			var admitted, unsent int
+			var admitted, refused, unsent int
 			count := &throttle.Observer{
 				Admitted: func(context.Context, throttle.AdmittedInfo) { admitted++ },
+				Refused:  func(context.Context, throttle.RefusedInfo) { refused++ },
 				Answered: func(_ context.Context, i throttle.AnsweredInfo) {
 					if i.Unsent {
 						unsent++
@@ -458,11 +458,11 @@ func TestObserverOfPanickingAdmissions(t *testing.T) {
 						panic("admitted")
 					}
 				}}),
-			}, nil)
+			}, nil, throttle.GroupOptions{MaxKeys: 1})
+
 			if err != nil {
 				t.Fatal(err)
 			}
-			g.MaxKeys = 1
 			l := g.For("a")
 			transport := &throttle.Transport{Limiter: l, Base: roundTripper(func(*http.Request) (*http.Response, error) {
 				t.Error("the request was sent")
@@ -471,7 +471,7 @@ func TestObserverOfPanickingAdmissions(t *testing.T) {
 			panics = true
 			for _, call := range []func(){
 				func() { _, _ = l.Acquire(t.Context(), nil) },
-				func() { _, _ = l.TryAcquire(nil) },
+				func() { _, _ = l.TryAcquire(t.Context(), nil) },
 				func() { _, _ = transport.RoundTrip(httptest.NewRequest("GET", "/", http.NoBody)) },
 			} {
 				func() {
@@ -485,15 +485,15 @@ func TestObserverOfPanickingAdmissions(t *testing.T) {
 			}
 			panics = false
 			for _, key := range []string{"a", "b"} {
-				p, err := g.For(key).TryAcquire(nil)
+				p, err := g.For(key).TryAcquire(t.Context(), nil)
 				if err != nil {
 					t.Error(err)
 				}
 				p.Release()
 				time.Sleep(time.Hour)
 			}
-			if admitted != 5 || unsent != 3 {
-				t.Errorf("%d admitted, %d unsent; want 5 and 3", admitted, unsent)
+			if admitted != 5 || refused != 0 || unsent != 3 {
+				t.Errorf("%d admitted, %d refused, %d unsent; want 5, 0 and 3", admitted, refused, unsent)
 			}
 		})
 	}
@@ -528,7 +528,7 @@ func TestObserverCallsBack(t *testing.T) {
 		"alone":  func(t *testing.T, p throttle.Policy) *throttle.Limiter { return mustNew(t, p, nil) },
 		"shadow": func(t *testing.T, p throttle.Policy) *throttle.Limiter { p.Shadow = true; return mustNew(t, p, nil) },
 		"group": func(t *testing.T, p throttle.Policy) *throttle.Limiter {
-			g, err := throttle.NewGroup(p, nil)
+			g, err := throttle.NewGroup(p, nil, throttle.GroupOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -567,8 +567,8 @@ func callsBack(t *testing.T, limiter func(*testing.T, throttle.Policy) *throttle
 		func(int64) { _, _ = l.Status(t.Context()); l.Allow(); _ = l.Within(mustNew(t, p, nil)) },
 		func(int64) { _, _ = l.Explain(t.Context(), cost) },
 		func(int64) { _, _ = l.Forecast(t.Context(), cost) },
-		func(int64) { p, _ := l.TryAcquire(cost); p.Release() },
-		func(int64) { p, _ := l.TryAcquire(cost); _ = p.Cancel(t.Context()) },
+		func(int64) { p, _ := l.TryAcquire(t.Context(), cost); p.Release() },
+		func(int64) { p, _ := l.TryAcquire(t.Context(), cost); _ = p.Cancel(t.Context()) },
 		func(int64) { p, _ := l.Acquire(short(), cost); _ = p.Refused(t.Context(), ms); p.Release() },
 		func(n int64) {
 			next := p
@@ -634,12 +634,10 @@ type reportingQuota struct {
 	report func(store.Call)
 }
 
-func (s reportingStore) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
-	q, err := s.Store.Open(key, plan)
-	return &reportingQuota{Quota: q}, err
+func (s reportingStore) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
+	q, err := s.Store.Open(key, plan, report)
+	return &reportingQuota{q, report}, err
 }
-
-func (q *reportingQuota) Report(report func(store.Call)) { q.report = report }
 
 func (q *reportingQuota) TryAcquire(ctx context.Context, r store.Request) (store.Decision, error) {
 	if q.report != nil {
@@ -650,8 +648,7 @@ func (q *reportingQuota) TryAcquire(ctx context.Context, r store.Request) (store
 
 var errCall = errors.New("call failed")
 
-// TestObserverCalled checks what Called receives, also joined, and that a quota does not report if
-// there is none.
+// TestObserverCalled checks what Called receives, also joined and without any.
 func TestObserverCalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told atomic.Int64
@@ -670,6 +667,31 @@ func TestObserverCalled(t *testing.T) {
 			synctest.Wait()
 			if n := int(told.Load()); n != want {
 				t.Errorf("told %d times, want %d", n, want)
+			}
+		}
+	})
+}
+
+// TestObserverCalledAfterSetPolicy checks that the calls of a quota are reported to the Observer of the
+// policy in force.
+func TestObserverCalledAfterSetPolicy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var first, second atomic.Int64
+		observer := func(n *atomic.Int64) *throttle.Observer {
+			return &throttle.Observer{Called: func(throttle.CalledInfo) { n.Add(1) }}
+		}
+		p := throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(5)}, Observer: observer(&first)}
+		l := mustNew(t, p, reportingStore{local.New()})
+		for i, o := range []*throttle.Observer{p.Observer, observer(&second), nil} {
+			if p.Observer = o; i > 0 {
+				if err := l.SetPolicy(t.Context(), p); err != nil {
+					t.Fatal(err)
+				}
+			}
+			l.Allow()
+			synctest.Wait()
+			if got, want := [2]int64{first.Load(), second.Load()}, [2]int64{1, int64(min(i, 1))}; got != want {
+				t.Errorf("policy %d: the observers received %v calls, want %v", i, got, want)
 			}
 		}
 	})
@@ -703,7 +725,7 @@ func TestAnsweredOfPermit(t *testing.T) {
 			p.Release()
 		}
 	}
-	p, err := l.TryAcquire(nil)
+	p, err := l.TryAcquire(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

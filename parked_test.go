@@ -24,8 +24,8 @@ import (
 // An ownStore opens a new quota in this process for each opener. A Group parks no quota of a store.
 type ownStore struct{ local.Store }
 
-func (s *ownStore) Open(_ string, plan *algorithms.Plan) (store.Quota, error) {
-	return s.Store.Open("", plan)
+func (s *ownStore) Open(_ string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
+	return s.Store.Open("", plan, report)
 }
 
 // TestGroupParksQuotas checks that a Group parks the quotas that count something and that no caller
@@ -198,11 +198,12 @@ type groupGame struct {
 
 func playGroup(t testing.TB, seed uint64, s throttle.Store) (steps []string, parked int) {
 	g := &groupGame{Rand: rand.New(rand.NewPCG(seed, 23)), TB: t, began: time.Now()}
-	for err := error(throttle.ErrClosed); err != nil; g.group, err = throttle.NewGroup(g.policy, s) {
-		g.policy = g.randomPolicy()
-	}
+	var options throttle.GroupOptions
 	if g.IntN(3) == 0 {
-		g.group.MaxKeys = 8 + g.IntN(8)
+		options.MaxKeys = 8 + g.IntN(8)
+	}
+	for err := error(throttle.ErrClosed); err != nil; g.group, err = throttle.NewGroup(g.policy, s, options) {
+		g.policy = g.randomPolicy()
 	}
 	g.outer = mustNew(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerSecond(8)}}, nil)
 	for range 80 {
@@ -272,7 +273,7 @@ func (g *groupGame) step() {
 		g.logf("AllowN(%d): %v", k, g.limiter().AllowN(k))
 	case n < 10:
 		c := g.cost()
-		p, err := g.limiter().TryAcquire(c)
+		p, err := g.limiter().TryAcquire(context.Background(), c)
 		g.logf("TryAcquire(%v): %v", c, err)
 		if err == nil {
 			g.permits = append(g.permits, p)
@@ -369,7 +370,7 @@ func TestGroupParkingChurn(t *testing.T) {
 						admitted[k].Add(1)
 					}
 				case 2:
-					if p, err := g.For(key).TryAcquire(nil); err == nil {
+					if p, err := g.For(key).TryAcquire(t.Context(), nil); err == nil {
 						admitted[k].Add(1)
 						p.Arrived()
 						p.Release()

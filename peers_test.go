@@ -255,11 +255,10 @@ func TestPeersRow14RefusalsBurnNothing(t *testing.T) {
 // request got a new limiter, and 10 requests were sent where 3 were allowed.
 func TestPeersRow15EvictionKeepsTheLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, err := throttle.NewGroup(exact(throttle.PerHour(3)), nil)
+		g, err := throttle.NewGroup(exact(throttle.PerHour(3)), nil, throttle.GroupOptions{MaxKeys: 20})
 		if err != nil {
 			t.Fatal(err)
 		}
-		g.MaxKeys = 20
 		var sent atomic.Int64
 		ctx, cancel := context.WithCancel(context.Background())
 		var wg sync.WaitGroup
@@ -283,8 +282,8 @@ func TestPeersRow15EvictionKeepsTheLimit(t *testing.T) {
 			}
 		}
 		useKeys()
-		if n := g.Len(); n > g.MaxKeys {
-			t.Errorf("%d keys, want %d at most", n, g.MaxKeys)
+		if n := g.Len(); n > 20 {
+			t.Errorf("%d keys, want 20 at most", n)
 		}
 		if g.For("a").Allow() || sent.Load() != 3 {
 			t.Errorf("%d were sent, want 3 and no more", sent.Load())

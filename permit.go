@@ -16,11 +16,13 @@ import (
 type admission struct {
 	charge
 	outer    []charge
-	observer *Observer // receives how the request ends; nil if nobody observes it
-	fast     bool      // revision.fast has admitted the request, which has no outer charge
+	listener listener // nil if nobody listens
+	fast     bool     // revision.fast has admitted the request, which has no outer charge
 	timing   timing
 }
 
+// charged reports whether a quota has charged the request. If not, there is no scope, and reports
+// change no quota; the revision is the policy that the request was sent under.
 func (a *admission) charged() bool { return a.scope != nil }
 
 // eachCharge calls f for each charge.
@@ -34,31 +36,53 @@ func (a *admission) eachCharge(f func(*charge)) {
 	}
 }
 
-// leaveScopes ends the use of the scopes. A Group drops only scopes that are not in use.
-func (a *admission) leaveScopes() {
-	if !a.charged() {
+// eachRevision calls f for each policy that the request was sent under, also if no quota has charged it.
+func (a *admission) eachRevision(f func(*revision)) {
+	if a.revision == nil {
 		return
 	}
-	a.scope.leave()
+	f(a.revision)
 	for i := range a.outer {
-		a.outer[i].scope.leave()
+		f(a.outer[i].revision)
 	}
 }
 
-// announce calls Policy.Alert for the thresholds that the charge of this scope has crossed. If
-// Alert panics, the charges are refunded and the request is not sent.
-func (a *admission) announce() {
-	if a.decision.Crossed == nil {
+// leaveScopes ends the use of the scopes, when the request has ended. A Group drops only scopes that
+// are not in use.
+func (a *admission) leaveScopes() {
+	a.eachCharge(func(c *charge) { c.scope.leave() })
+	if a.listener != nil {
+		a.listener.ended()
+	}
+}
+
+// announce calls Policy.Alert for the thresholds that the charges have crossed, once, and then reports
+// the admission, unless the record is nil. If a callback panics, the charges are refunded and the
+// request is not sent.
+func (a *admission) announce(r *record) {
+	if a.decision.Crossed == nil && a.outer == nil && r == nil {
 		return
 	}
 	done := false
 	defer func() {
-		if !done {
-			a.refund()
-			a.leaveScopes()
+		if done {
+			return
+		}
+		defer a.leaveScopes()
+		a.refund()
+		if r != nil && r.decided && r.info.Held {
+			a.answered(r.ctx, AnsweredInfo{Unsent: true})
 		}
 	}()
-	a.revision.alert(a.decision.Crossed)
+	a.eachCharge(func(c *charge) {
+		crossed := c.decision.Crossed
+		c.decision.Crossed = nil
+		c.revision.alert(crossed)
+	})
+	if r != nil {
+		a.listen(r.observer)
+		r.admit()
+	}
 	done = true
 }
 
@@ -96,6 +120,9 @@ func (a *admission) settle(actual Cost, after *callbacks) {
 			c.revision.observeSettled(c.cost, actual, after)
 		}
 	})
+	if a.listener != nil {
+		a.listener.settled(actual)
+	}
 }
 
 // refund gives back the charges of a request that was not sent. It uses no context of the caller,
@@ -133,12 +160,13 @@ func (a *admission) landUnguarded() {
 	})
 }
 
-// expired reports whether a reservation has ended, because making the others took too long.
+// expired reports whether a reservation that charges something has ended, because making the others took
+// too long.
 func (a *admission) expired() (any bool) {
 	now := time.Now()
 	a.eachCharge(func(c *charge) {
 		r := c.decision.Reservation
-		any = any || r != nil && r.Expired(now)
+		any = any || r != nil && !c.revision.isFree(c.cost) && r.Expired(now)
 	})
 	return any
 }
@@ -154,7 +182,7 @@ func (a *admission) concurrent() bool {
 }
 
 func (a *admission) anyRevision(has func(*revision) bool) (any bool) {
-	a.eachCharge(func(c *charge) { any = any || has(c.revision) })
+	a.eachRevision(func(rev *revision) { any = any || has(rev) })
 	return any
 }
 
@@ -164,13 +192,70 @@ func (a *admission) startTiming() {
 		switch {
 		case !c.revision.autoGuard:
 		case a.timing.estimator == nil:
-			if a.timing = startTiming(c.scope.estimator()); c.revision.policy.Shadow {
-				a.timing.guard = 0 // a refusal does not make it longer
-			}
+			a.timing = startTiming(c.scope.estimator())
 		default:
 			a.timing.others = append(a.timing.others, c.scope.estimator())
 		}
 	})
+}
+
+// own returns the charge in the innermost scope that is not shared. A refusal says nothing about the
+// other requests that a shared scope counts.
+func (a *admission) own() *charge {
+	if !a.charged() || !a.scope.shared {
+		return &a.charge
+	}
+	if i := slices.IndexFunc(a.outer, func(c charge) bool { return !c.scope.shared }); i >= 0 {
+		return &a.outer[i]
+	}
+	return &a.charge
+}
+
+// endBackoff ends the back-off, if there is one.
+func (a *admission) endBackoff() {
+	a.eachCharge(func(c *charge) {
+		if c.decision.Level > 0 {
+			c.revision.quota.Passed(c.decision)
+		}
+	})
+}
+
+// zeroEstimate returns a Cost of zero in every estimated unit.
+func (a *admission) zeroEstimate() Cost {
+	cost := Cost{}
+	a.eachRevision(func(rev *revision) {
+		for u, unit := range rev.plan.Units() {
+			if rev.plan.Estimated(u) {
+				cost[unit] = 0
+			}
+		}
+	})
+	return cost
+}
+
+// listen lets an Observer receive how the request ends.
+func (a *admission) listen(o *Observer) {
+	if o.Answered != nil {
+		a.listener = o
+	}
+}
+
+// answered reports how the request has ended.
+func (a *admission) answered(ctx context.Context, info AnsweredInfo) {
+	if a.listener != nil {
+		info.Policy = a.revision.policy.Name
+		a.listener.answered(ctx, info)
+	}
+}
+
+// reportAnswer reports a response, and what it contains if answer is not nil, after other callbacks.
+func (a *admission) reportAnswer(ctx context.Context, status int, answer *answers.Answer, report *RefusalReport, others callbacks) {
+	info := AnsweredInfo{Status: status, Report: report}
+	if answer != nil {
+		info.Kind, info.Reason = answer.Kind, answer.Reason
+	}
+	defer a.answered(ctx, info)
+	others.run()
 }
 
 // A Permit is one admitted request. Its methods report what happens to the request.
@@ -199,13 +284,13 @@ const (
 // start begins the use of a Permit that was charged.
 func (p *Permit) start(ctx context.Context) *Permit {
 	p.startTiming()
-	if p.observer != nil && p.observer.Answered != nil {
+	if p.listener != nil {
 		p.ctx = ctx
 	}
 	return p
 }
 
-// answered reports how the request has ended, with the values of the context of Acquire.
+// answered reports how the request has ended, with the values of the context of Acquire or TryAcquire.
 func (p *Permit) answered(info AnsweredInfo) {
 	if p.ctx != nil {
 		p.admission.answered(context.WithoutCancel(p.ctx), info)
@@ -214,7 +299,7 @@ func (p *Permit) answered(info AnsweredInfo) {
 
 // markOnce sets a mark and reports whether the mark was not set before.
 func (p *Permit) markOnce(mark uint32) bool {
-	return p != nil && p.charged() && p.state.Or(mark)&mark == 0
+	return p != nil && p.state.Or(mark)&mark == 0
 }
 
 // Arrived reports that the response is in. The provider has counted the request by then, so its
@@ -251,11 +336,10 @@ func (p *Permit) Refused(ctx context.Context, wait time.Duration) error {
 		return nil
 	}
 	p.timing.answered(0)
-	p.timing.refused()
 	answer := &answers.Answer{Refusal: answers.Refusal{Kind: answers.Limited, Delay: max(0, wait), Known: wait > 0}}
 	var after callbacks
-	err := p.own().pauseAfterRefusal(ctx, answer.Refusal, 0, &after)
-	report := p.reportRefusal(ctx, nil, answer)
+	err := p.pauseAfterRefusal(ctx, answer.Refusal, 0, &after)
+	report := reportRefusal(ctx, &p.admission, nil, answer)
 	p.admission.arrived()
 	p.reportAnswer(ctx, 0, answer, report, after)
 	return err
@@ -265,12 +349,17 @@ func (p *Permit) Refused(ctx context.Context, wait time.Duration) error {
 // Estimated. A unit that actual does not name cost its estimate. Settle returns an error, and
 // reports nothing, if actual names any other unit or has a negative amount. It does not block.
 func (p *Permit) Settle(actual Cost) error {
-	if p == nil || !p.charged() {
+	if p == nil || p.revision == nil {
 		return nil
 	}
 	if err := p.checkActual(actual); err != nil {
 		return err
 	}
+	p.settleOnce(actual)
+	return nil
+}
+
+func (p *Permit) settleOnce(actual Cost) {
 	var after callbacks
 	arrives := p.markOnce(arrived)
 	if arrives {
@@ -283,7 +372,6 @@ func (p *Permit) Settle(actual Cost) error {
 	if arrives {
 		p.answered(AnsweredInfo{})
 	}
-	return nil
 }
 
 // checkActual returns an error if actual names a unit that is not estimated, or a negative amount.
@@ -331,7 +419,7 @@ func (p *Permit) Release() {
 // does nothing. With a shared store Cancel blocks for at most one round trip; it returns the
 // store's error.
 func (p *Permit) Cancel(ctx context.Context) error {
-	if p == nil || !p.charged() || !p.state.CompareAndSwap(0, arrived|released|settled) {
+	if p == nil || !p.state.CompareAndSwap(0, arrived|released|settled) {
 		return nil
 	}
 	defer p.leaveScopes()

@@ -79,22 +79,18 @@ type Policy struct {
 	// and with a store that survives the process.
 	AssumeUsed bool
 
-	// Shadow tries the policy on the traffic of a program without a change of that traffic: no
-	// request waits and none is refused. For each request a shadow is queued, admitted or refused,
-	// and the Observer receives that event when it happens: usually after the call has returned. The
-	// response is counted later by as long as the shadow has waited. The waits are therefore those
-	// of a limiter, if each request takes as long from its own start, in all classes.
-	//
-	// Errors of bad arguments, ErrClosed and the error of a context that has already ended are
-	// returned as usual. The deadline of a context counts for the shadow. A cancellation counts only
-	// until the response is in, because the request has ended by then, although a limiter might
-	// still let it wait. MaxQueue is 10,000 if it is zero. Refusals of the provider and what responses
-	// report of its counters have no effect, Alert is not called, and Name ends in " (shadow)" in
-	// events, errors and Status.
-	//
-	// The quota must be in this process: New and NewGroup refuse a Store, Within refuses a Limiter in
-	// shadow mode, and SetPolicy cannot change Shadow. If false, requests wait.
+	// Shadow tries the policy on the traffic of a program: no request waits and none is refused. For
+	// each request a shadow is queued, admitted or refused, and the Observer receives that event when
+	// it happens. Errors of bad arguments, ErrClosed and the error of a context that has already ended
+	// are returned as usual. The quota must be in this process: New and NewGroup return an error for a
+	// Store, Within for a Limiter in shadow mode, and SetPolicy for a change of Shadow. The section
+	// "Shadow mode" of docs/observe.md has all rules. If false, requests wait.
 	Shadow bool
+
+	// IgnoreReports is for limits that the program itself sets besides those of the provider, such as the
+	// share of one of its customers. What responses report of the provider's counters then changes
+	// nothing in them. If false, it changes all tiers except budgets.
+	IgnoreReports bool
 
 	// AlertAt has the percentages of every Budget at which Alert is called: 1 to 100,
 	// ascending, at most eight. If empty, Alert is not called.
@@ -196,6 +192,5 @@ func (p Policy) plan() (*algorithms.Plan, error) {
 	return plan, nil
 }
 
-// A Cost is an amount for each unit that it names. The empty name is "requests", as in
-// Tier.Unit. A Cost that does not name requests counts one request. A nil Cost is one request.
+// A Cost is an amount for each unit that it names, such as "tokens" or "requests". A Cost that does not name requests counts one request. A nil Cost is one request.
 type Cost map[string]int64

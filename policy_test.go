@@ -2,6 +2,7 @@ package throttle_test
 
 import (
 	"context"
+	"encoding/json"
 	"reflect"
 	"strings"
 	"testing"
@@ -41,7 +42,7 @@ func TestParsePolicy(t *testing.T) {
 		}
 	}
 	for _, spec := range []string{
-		"5/s | aging=30s;headroom=20", "5/s | guard=none", "5/s | guard=auto", "5/s | assume_used=true", "5/s | assume_used=true;shadow=true",
+		"5/s | aging=30s;headroom=20", "5/s | guard=none", "5/s | guard=auto", "5/s | assume_used=true", "5/s | assume_used=true;shadow=true;ignore_reports=true",
 		"60/m;algo=fixed_window;phase=unknown", "10000/h;unit=tokens;algo=token_bucket;burst=500;pace_burst=20",
 		"100000000/month;unit=usd;zone=Europe/Berlin;budget=true | alert_at=50,80,100", "7/week + 1/day | guard=none",
 	} {
@@ -53,10 +54,17 @@ func TestParsePolicy(t *testing.T) {
 
 func TestParsePolicyRefuses(t *testing.T) {
 	for spec, want := range map[string]string{
-		"":                                `policy "p": tier 0 "": limit: "" is not a whole number`,
-		"5/s +":                           `policy "p": tier 1 "": limit`,
-		"5/s + 5/x":                       `policy "p": tier 1 "5/x": window: "x" is not a length of time`,
-		"5//s":                            `policy "p": tier 0 "5//s": window: "/s"`,
+		"":                                `policy "p": tier 1 is empty: write limit/window, such as 5/s`,
+		"5/s +":                           `policy "p": tier 2 is empty: write limit/window`,
+		"5/s + 5/x":                       `policy "p": tier "5/x": window: "x" is not a length of time`,
+		"5/s 10000/h":                     `tier "5/s 10000/h": join limits with +, such as 5/s + 10000/h`,
+		"5/s;10000/h":                     `tier "5/s;10000/h": join limits with +`,
+		"5/s, 100/min and 10000/h":        "join limits with +",
+		"5":                               `tier "5": window: it is missing: write 5/s, 5/min, 5/h or 5/d`,
+		"5/":                              `tier "5/": window`,
+		"99999999999999999999/s":          `limit: "99999999999999999999" is too large: write limit/window`,
+		"5 per second":                    `limit: "5 per second" is not a whole number: write limit/window, such as 5/s`,
+		"5//s":                            `policy "p": tier "5//s": window: "/s"`,
 		"5/s | burst=3":                   `policy "p": option "burst": is not an option of a policy: use guard`,
 		"5/s | guard=fast":                `option "guard": "fast" is not a length of time`,
 		"5/s | guard=-5ms":                "Guard is -5ms: it must be at least 0, NoGuard or AutoGuard",
@@ -88,7 +96,7 @@ func TestParsePolicyRefuses(t *testing.T) {
 func FuzzParsePolicy(f *testing.F) {
 	for _, spec := range []string{
 		"5/s + 10000/h", "100000/m;unit=tokens;algo=token_bucket;burst=20000", "10;algo=concurrency", "1/30d",
-		"5/s | guard=none;max_wait=1h;assume_used=true", "5/s | shadow=true", "5/s | aging=1m;headroom=90", "9/h;algo=fixed_window;phase=unknown;pace_burst=3", "9/h;algo=sliding_window;precision=10s",
+		"5/s | guard=none;max_wait=1h;assume_used=true", "5/s | shadow=true;ignore_reports=true", "5/s | aging=1m;headroom=90", "9/h;algo=fixed_window;phase=unknown;pace_burst=3", "9/h;algo=sliding_window;precision=10s",
 		"9/month;zone=Asia/Beirut;budget=true + 5/day + 1/week | alert_at=50,80", "1/s;unit=usd;estimated=true", "5/x", "5//s", "+", "|", ";", "",
 	} {
 		f.Add(spec)
@@ -127,15 +135,18 @@ func TestValidateReportsAll(t *testing.T) {
 	}
 	for _, want := range []string{
 		`Name is "bad\nname"`, "Guard is -3ns", "MaxWait is -1ns", "MaxQueue is -1", "MaxPause is -1ns",
-		`tier 1 "0/s": Limit is 0: it must be from 1`, `tier 2 "3/s;algo=gcra;burst=-1": Burst is -1`,
+		`tier "0/s": Limit is 0: it must be from 1`, `tier "3/s;algo=gcra;burst=-1": Burst is -1`,
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v\nwant one that contains %q", err, want)
 		}
 	}
 	for name, make := range map[string]func(throttle.Policy, throttle.Store) error{
-		"New":      func(p throttle.Policy, s throttle.Store) error { _, err := throttle.New(p, s); return err },
-		"NewGroup": func(p throttle.Policy, s throttle.Store) error { _, err := throttle.NewGroup(p, s); return err },
+		"New": func(p throttle.Policy, s throttle.Store) error { _, err := throttle.New(p, s); return err },
+		"NewGroup": func(p throttle.Policy, s throttle.Store) error {
+			_, err := throttle.NewGroup(p, s, throttle.GroupOptions{})
+			return err
+		},
 	} {
 		if err := make(p, nil); err == nil {
 			t.Errorf("%s accepts a policy that is not valid", name)
@@ -160,5 +171,30 @@ func TestPolicyIsCopied(t *testing.T) {
 	l.Allow()
 	if s, _ := l.Status(context.Background()); s.Tiers[0].Tier.Limit != 1 || l.Allow() {
 		t.Errorf("the tiers are shared with the caller: %+v", s.Tiers[0])
+	}
+}
+
+func TestPolicyText(t *testing.T) {
+	for _, p := range []throttle.Policy{
+		{Name: "mail", Tiers: []throttle.Tier{throttle.PerSecond(5), throttle.PerHour(10000)}, Guard: throttle.AutoGuard},
+		{Name: "a: b", Tiers: []throttle.Tier{throttle.PerSecond(5)}, MaxQueue: 3},
+		{Tiers: []throttle.Tier{throttle.PerMinute(1)}},
+	} {
+		text, err := json.Marshal(map[string]throttle.Policy{"policy": p})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got map[string]*throttle.Policy
+		if err := json.Unmarshal(text, &got); err != nil || got["policy"].Name != p.Name || got["policy"].String() != p.String() {
+			t.Errorf("%s is read as %q, %v, %v", text, got["policy"].Name, got["policy"], err)
+		}
+	}
+	observer := new(throttle.Observer)
+	p := throttle.Policy{Name: "mail", Tiers: []throttle.Tier{throttle.PerSecond(5)}, Observer: observer}
+	if err := p.UnmarshalText([]byte("mail: 5/fortnight")); err == nil || p.String() != "5/s" {
+		t.Errorf("a text that is not valid is read as %v, %v", p, err)
+	}
+	if err := p.UnmarshalText([]byte("post: 6/s")); err != nil || p.Name != "post" || p.String() != "6/s" || p.Observer != observer {
+		t.Errorf("got %q, %v, %v, want the policy post with its Observer", p.Name, p, err)
 	}
 }

@@ -20,7 +20,8 @@ import (
 // A window is s, sec, m, min, h, hour, d, or a length such as 20s or 30d. The options of a tier
 // are unit, algo, burst, precision, phase, pace_burst, zone, budget and estimated. The options of
 // the policy are guard (a length, none or auto), max_wait, max_queue, max_pause, assume_used,
-// shadow, aging, headroom and alert_at. ParsePolicy returns an error if the policy is not valid.
+// shadow, ignore_reports, aging, headroom and alert_at. ParsePolicy returns an error if the policy
+// is not valid.
 //
 // The windows day, week and month are those of the calendar, in a zone, and may be a budget:
 //
@@ -34,8 +35,13 @@ func ParsePolicy(name, spec string) (Policy, error) {
 	for i, text := range strings.Split(tiers, "+") {
 		text = strings.TrimSpace(text)
 		t, err := algorithms.ParseTier(text)
-		if err != nil {
-			return fail("tier %d %q: %w", i, text, err)
+		switch {
+		case text == "":
+			return fail("tier %d is empty: write limit/window, such as 5/s", i+1)
+		case err != nil && isSeveral(text):
+			return fail("tier %q: join limits with +, such as 5/s + 10000/h", text)
+		case err != nil:
+			return fail("tier %q: %w", text, err)
 		}
 		p.Tiers = append(p.Tiers, t)
 	}
@@ -48,6 +54,17 @@ func ParsePolicy(name, spec string) (Policy, error) {
 		return Policy{}, err
 	}
 	return p, nil
+}
+
+// isSeveral reports whether a text has several limits that something other than a + joins.
+func isSeveral(text string) bool {
+	n := 0
+	for _, part := range strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(" \t\n,;&*|", r) }) {
+		if _, err := algorithms.ParseTier(part); err == nil && strings.Contains(part, "/") {
+			n++
+		}
+	}
+	return n > 1
 }
 
 var guardNames = map[string]time.Duration{"none": NoGuard, "auto": AutoGuard}
@@ -70,6 +87,8 @@ func (p *Policy) setOption(name, value string) (err error) {
 		p.AssumeUsed, err = algorithms.ParseBool(value)
 	case "shadow":
 		p.Shadow, err = algorithms.ParseBool(value)
+	case "ignore_reports":
+		p.IgnoreReports, err = algorithms.ParseBool(value)
 	case "alert_at":
 		p.AlertAt, err = parseAlertAt(value)
 	case "aging":
@@ -77,9 +96,34 @@ func (p *Policy) setOption(name, value string) (err error) {
 	case "headroom":
 		p.Headroom, err = strconv.Atoi(value)
 	default:
-		err = errors.New("is not an option of a policy: use guard, max_wait, max_queue, max_pause, assume_used, shadow, aging, headroom or alert_at")
+		err = errors.New("is not an option of a policy: use guard, max_wait, max_queue, max_pause, assume_used, shadow, ignore_reports, aging, headroom or alert_at")
 	}
 	return err
+}
+
+// MarshalText returns the name, a colon, and what String returns, such as "mail: 5/s + 10000/h". The
+// functions of the policy are left out.
+func (p Policy) MarshalText() ([]byte, error) {
+	if p.Name == "" {
+		return []byte(p.String()), nil
+	}
+	return []byte(p.Name + ": " + p.String()), nil
+}
+
+// UnmarshalText reads what MarshalText returns. The functions of the policy stay. After an error the
+// policy is unchanged.
+func (p *Policy) UnmarshalText(text []byte) error {
+	name, spec := "", string(text)
+	if i := strings.LastIndex(spec, ": "); i >= 0 {
+		name, spec = spec[:i], spec[i+2:]
+	}
+	read, err := ParsePolicy(name, spec)
+	if err != nil {
+		return err
+	}
+	read.Observer, read.Alert = p.Observer, p.Alert
+	*p = read
+	return nil
 }
 
 // String returns the policy without its name, as ParsePolicy reads it.
@@ -111,6 +155,9 @@ func (p Policy) String() string {
 	}
 	if p.Shadow {
 		options = append(options, "shadow=true")
+	}
+	if p.IgnoreReports {
+		options = append(options, "ignore_reports=true")
 	}
 	length("aging", p.Aging)
 	if p.Headroom != 0 {

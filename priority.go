@@ -43,8 +43,8 @@ func (c Class) String() string {
 
 type classKey struct{}
 
-// WithClass returns a copy of ctx whose requests have class c, for Wait, WaitN, Acquire, Forecast
-// and Transport. A class that does not exist is Normal.
+// WithClass returns a copy of ctx whose requests have class c, for Wait, WaitN, Acquire, TryAcquire,
+// Forecast, Explain and Transport. A class that does not exist is Normal.
 func WithClass(ctx context.Context, c Class) context.Context {
 	return context.WithValue(ctx, classKey{}, c)
 }

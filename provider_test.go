@@ -42,7 +42,7 @@ func TestAssumeUsed(t *testing.T) {
 // key that is first used a window later is unused.
 func TestAssumeUsedInAGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, err := throttle.NewGroup(throttle.Policy{Tiers: []throttle.Tier{throttle.PerMinute(5)}, AssumeUsed: true}, nil)
+		g, err := throttle.NewGroup(throttle.Policy{Tiers: []throttle.Tier{throttle.PerMinute(5)}, AssumeUsed: true}, nil, throttle.GroupOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}

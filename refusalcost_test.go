@@ -72,7 +72,7 @@ func (c crowd) refusals(t testing.TB) map[string]func() error {
 		l = inner.Within(mustNew(t, throttle.Policy{Name: "middle", Tiers: []throttle.Tier{throttle.PerSecond(1_000_000)}}, nil).Within(full))
 	}
 	for {
-		p, err := l.TryAcquire(nil)
+		p, err := l.TryAcquire(t.Context(), nil)
 		if err != nil {
 			break
 		}
@@ -98,7 +98,7 @@ func (c crowd) refusals(t testing.TB) map[string]func() error {
 	req := httptest.NewRequest("GET", trURL, nil)
 	ways := map[string]func() error{
 		"deadline":   func() error { _, err := l.Acquire(soon, nil); return err },
-		"TryAcquire": func() error { _, err := l.TryAcquire(nil); return err },
+		"TryAcquire": func() error { _, err := l.TryAcquire(t.Context(), nil); return err },
 		"SendBy":     func() error { _, err := tr.RoundTrip(req); return err },
 	}
 	if maxWait > 0 {

@@ -93,21 +93,26 @@ func (c TierCount) String() string { return fmt.Sprintf("%s: %d of %d used", c.T
 
 // reportRefusal returns the report on a refusal with a header, or nil if nobody receives one. It is
 // called before the quotas receive the readings of the answer.
-func (a *admission) reportRefusal(ctx context.Context, header http.Header, answer *answers.Answer) *RefusalReport {
-	if a.observer == nil || a.observer.Answered == nil || answer == nil || answer.Kind != answers.Limited && answer.Kind != answers.Banned {
+func reportRefusal(ctx context.Context, a *admission, header http.Header, answer *answers.Answer) *RefusalReport {
+	if a.listener == nil || answer == nil || answer.Kind != answers.Limited && answer.Kind != answers.Banned {
 		return nil
 	}
 	r := &RefusalReport{Backoffs: int(a.own().decision.Level)}
-	var statuses []Status
-	a.eachCharge(func(c *charge) { statuses = append(statuses, c.statusOfReport(ctx)) })
-	took := a.took(statuses[0])
-	if guard := max(a.scope.guard(a.revision), a.revision.plan.Guard()); guard > 0 && took > guard {
-		r.Took, r.Guard = took, guard
+	statuses, i := make([]Status, 1+len(a.outer)), 0
+	a.eachCharge(func(c *charge) {
+		statuses[i] = c.statusOfReport(ctx)
+		i++
+	})
+	took := a.charge.took(statuses[0])
+	if took >= 0 {
+		if guard := max(a.scope.guard(a.revision), a.revision.plan.Guard()); guard > 0 && took > guard {
+			r.Took, r.Guard = took, guard
+		}
 	}
 	r.ClockAhead = clockAhead(header, took)
-	i := 0
-	a.eachCharge(func(c *charge) {
-		r.compare(a, c, statuses[i].Tiers, answer)
+	i = 0
+	a.eachRevision(func(rev *revision) {
+		r.compare(a, rev, statuses[i].Tiers, answer)
 		i++
 	})
 	for _, reading := range answer.Readings {
@@ -118,24 +123,24 @@ func (a *admission) reportRefusal(ctx context.Context, header http.Header, answe
 	return r
 }
 
-// compare compares the tiers of a charge with the readings of an answer.
-func (r *RefusalReport) compare(a *admission, c *charge, tiers []TierStatus, answer *answers.Answer) {
+// compare compares the tiers of a policy with the readings of an answer.
+func (r *RefusalReport) compare(a *admission, rev *revision, tiers []TierStatus, answer *answers.Answer) {
 	count := func(tier int, used, limit int64) *TierCount {
-		return &TierCount{c.revision.policy.Name, c.revision.tierName(tier), c.revision.plan.Tiers()[tier].Unit, used, limit}
+		return &TierCount{rev.policy.Name, rev.tierName(tier), rev.plan.Tiers()[tier].Unit, used, limit}
 	}
 	for i, t := range tiers {
 		f := r.Fullest
 		fuller := f == nil || float64(t.Used)*float64(f.Limit) > float64(f.Used)*float64(t.Limit)
-		if fuller && !c.revision.plan.IsPace(i) {
+		if fuller && !rev.plan.IsPace(i) {
 			r.Fullest = count(i, t.Used, t.Limit)
 		}
 	}
 	for _, reading := range answer.Readings {
 		of, tier := a.tierFor(reading)
-		if of != c || r.Named != nil && r.Named.Tier != "" || !isUsedUp(reading) {
+		if of != rev || r.Named != nil && r.Named.Tier != "" || !isUsedUp(reading) {
 			continue
 		}
-		capacity := c.revision.plan.Tiers()[tier].Capacity()
+		capacity := rev.plan.Tiers()[tier].Capacity()
 		limit := reading.Limit
 		if limit == 0 {
 			limit = capacity
@@ -190,12 +195,12 @@ func (s *scope) mayAsk() bool {
 }
 
 // took returns the time since the admission, or -1 if that is not known.
-func (a *admission) took(now Status) time.Duration {
-	switch r := a.decision.Reservation; {
+func (c *charge) took(now Status) time.Duration {
+	switch r := c.decision.Reservation; {
 	case r != nil:
 		return time.Since(r.Start)
-	case now.At > 0 && a.decision.At > 0:
-		return time.Duration(now.At-a.decision.At) * time.Microsecond
+	case now.At > 0 && c.decision.At > 0:
+		return time.Duration(now.At-c.decision.At) * time.Microsecond
 	}
 	return -1
 }

@@ -41,9 +41,9 @@ func far(trip time.Duration) *farStore {
 	return &farStore{trip: trip, horizon: 500 * ms, most: 64, lead: ms + 2*trip, watchers: make(map[*func(store.Change, time.Duration)]struct{})}
 }
 
-func (s *farStore) Open(_ string, plan *algorithms.Plan) (store.Quota, error) {
+func (s *farStore) Open(_ string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
 	s.plan, s.ledger = plan, plan.NewLedger()
-	idle, err := local.New().Open("", plan)
+	idle, err := local.New().Open("", plan, nil)
 	return &farQuota{Quota: idle, s: s}, err
 }
 
@@ -51,6 +51,8 @@ type farQuota struct {
 	store.Quota
 	s *farStore
 }
+
+var _ store.Reserver = (*farQuota)(nil)
 
 var dayOne = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // the start of every synctest bubble
 
@@ -111,6 +113,8 @@ func (q *farQuota) Cancel(reservations []store.Decision) {
 	defer q.s.mu.Unlock()
 	q.s.returned = append(q.s.returned, reservations...)
 }
+
+func (*farQuota) Leave() {}
 
 func (q *farQuota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 	q.s.mu.Lock()
@@ -444,3 +448,7 @@ func TestStoreAway(t *testing.T) {
 		}
 	})
 }
+
+func (q *farQuota) Trip(context.Context) time.Duration { return q.s.trip }
+
+func (q *farQuota) IsVoid(store.Decision) bool { return false }

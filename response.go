@@ -109,7 +109,7 @@ func (tr *attemptTrace) stopTimer() {
 // and the Base asks for no trace.
 func (a *attempt) trace(ctx context.Context, req *http.Request) (context.Context, *attemptTrace) {
 	watches := a.timing.learns() || !a.sendBy.IsZero()
-	if !a.charged() || !watches && ctx.Done() == nil && atomic.LoadInt32(&a.transport.silent) >= manySilent {
+	if a.revision == nil || !watches && ctx.Done() == nil && atomic.LoadInt32(&a.transport.silent) >= manySilent {
 		return ctx, nil
 	}
 	tr := new(attemptTrace)
@@ -144,7 +144,7 @@ func (t *Transport) learnFrom(tr *attemptTrace, failed bool) {
 // watch adds the hooks that measure the network and those that end the attempt at SendBy.
 func (a *attempt) watch(tr *attemptTrace, host string) {
 	tr.watch = new(watch)
-	t, bound := a.timing, !a.sendBy.IsZero() && !a.revision.policy.Shadow
+	t, bound := a.timing, !a.sendBy.IsZero() && a.charged()
 	if bound {
 		a.boundBySendBy(tr)
 	}
@@ -206,7 +206,7 @@ func (tr *attemptTrace) closeConn(c net.Conn) {
 // success, and does neither after a failure of the server. It returns nil if there was nothing to
 // read.
 func (a *attempt) handleResponse(req *http.Request, resp *http.Response, after *callbacks) *answers.Answer {
-	if !a.charged() {
+	if a.revision == nil {
 		return nil
 	}
 	answer := a.readResponse(req.Method, resp)
@@ -214,9 +214,8 @@ func (a *attempt) handleResponse(req *http.Request, resp *http.Response, after *
 	case answer == nil:
 		a.endBackoff()
 	case answer.Kind == answers.Limited || answer.Kind == answers.Banned:
-		a.timing.refused()
 		// If a shared store is not available, the next refusal pauses the quota.
-		_ = a.refusedBy(answer.Refusal).pauseAfterRefusal(context.WithoutCancel(req.Context()), answer.Refusal, resp.StatusCode, after)
+		_ = a.pauseAfterRefusal(context.WithoutCancel(req.Context()), answer.Refusal, resp.StatusCode, after)
 	case answer.Kind == answers.Passed && resp.StatusCode < 500:
 		a.endBackoff()
 	}
@@ -226,27 +225,20 @@ func (a *attempt) handleResponse(req *http.Request, resp *http.Response, after *
 	return answer
 }
 
-// refusedBy returns the charge in the scope that a refusal pauses.
-func (a *attempt) refusedBy(r answers.Refusal) *charge {
+// pauseAfterRefusal pauses the quota that a refusal is about, for all callers, and makes a learned guard
+// longer.
+func (a *admission) pauseAfterRefusal(ctx context.Context, r answers.Refusal, status int, after *callbacks) error {
+	if !a.charged() {
+		return nil
+	}
+	a.timing.refused()
 	of := a.own()
 	a.eachCharge(func(c *charge) {
 		if r.Wide || r.Unit != "" && slices.Contains(c.revision.plan.Units(), r.Unit) {
 			of = c
 		}
 	})
-	return of
-}
-
-// own returns the charge in the innermost scope that is not shared. A refusal says nothing about the
-// other requests that a shared scope counts.
-func (a *admission) own() *charge {
-	if !a.scope.shared {
-		return &a.charge
-	}
-	if i := slices.IndexFunc(a.outer, func(c charge) bool { return !c.scope.shared }); i >= 0 {
-		return &a.outer[i]
-	}
-	return &a.charge
+	return of.pauseAfterRefusal(ctx, r, status, after)
 }
 
 // defaultProfile is the Profile of a Transport without one.
@@ -397,14 +389,5 @@ func (c *charge) pauseAfterRefusal(ctx context.Context, r answers.Refusal, statu
 			For: firstPause + rand.N(firstPause), Most: most, AtOnce: r.Known, Once: true, Epoch: c.decision.Epoch, Probe: true,
 		}
 	}
-	return c.scope.pause(ctx, c.revision, p, pauseCause{cause: "response", status: status, reason: r.Reason}, after)
-}
-
-// endBackoff ends the back-off, if there is one.
-func (a *admission) endBackoff() {
-	a.eachCharge(func(c *charge) {
-		if c.decision.Level > 0 {
-			c.revision.quota.Passed(c.decision)
-		}
-	})
+	return c.scope.pause(ctx, c.revision, p, ownPause{cause: PausedByResponse, status: status, reason: r.Reason}, after)
 }

@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/order"
 	"github.com/apithrottle/throttle/internal/queue"
 	"github.com/apithrottle/throttle/internal/rtt"
 	"github.com/apithrottle/throttle/local"
@@ -35,16 +34,16 @@ type scope struct {
 
 // rareState is the state that few scopes have.
 type rareState struct {
-	nestedQueues map[*waitQueue]struct{} // the queues of nested Limiters whose callers wait for this quota
-	paused       pauseCause              // the last pause by this process
-	replacement  *compiledPolicy         // the last policy that setPolicy has set; nil if none
-	reported     time.Time               // when a report last asked for the state; zero if none has
+	concerned   map[*func(error)]struct{} // what refuses the callers of nested Limiters who wait for this quota
+	paused      ownPause                  // the last pause by this process
+	replacement *compiledPolicy           // the last policy that setPolicy has set; nil if none
+	reported    time.Time                 // when a report last asked for the state; zero if none has
 }
 
 // rareState returns the rare state. The caller holds s.mu.
 func (s *scope) rareState() *rareState {
 	if s.rare == nil {
-		s.rare = &rareState{nestedQueues: make(map[*waitQueue]struct{})}
+		s.rare = &rareState{concerned: make(map[*func(error)]struct{})}
 	}
 	return s.rare
 }
@@ -62,16 +61,10 @@ type revision struct {
 }
 
 func newRevision(c *compiledPolicy, q store.Quota, closed bool) *revision {
-	rev := &revision{compiledPolicy: c, quota: q, closed: closed}
+	rev := &revision{compiledPolicy: c, quota: q, closed: closed, foresees: doesForesee(q)}
 	if c.fastPath && c.batchSpec == nil && c.plan.Quick() {
-		rev.fast, _ = q.(store.FastQuota)
+		rev.fast = fastOf(q)
 	}
-	if r, ok := q.(store.Reporter); ok {
-		r.Report(c.called)
-	}
-	_, inProcess := q.(store.FastQuota)
-	_, onHost := q.(store.Rechecker)
-	rev.foresees = inProcess || onHost
 	return rev
 }
 
@@ -80,18 +73,25 @@ var inProcess local.Store
 // openScope opens the quota of a key. Without a store the quota is in this process and belongs to the
 // scope alone.
 func openScope(c *compiledPolicy, key string) (*scope, error) {
-	s := c.store
+	s, scope, report := c.store, new(scope), (func(store.Call))(nil)
 	if s == nil {
 		s, key = &inProcess, ""
+	} else {
+		report = scope.called
 	}
-	q, err := s.Open(key, c.plan)
+	q, err := s.Open(key, c.plan, report)
 	if err != nil {
 		return nil, fmt.Errorf("throttle: policy %q: %w", c.policy.Name, err)
 	}
-	_, reserves := q.(store.Reserver) // the same for all quotas of a store
-	scope := new(scope)
-	scope.current.Store(newRevision(c.forStore(reserves), q, false))
+	scope.current.Store(newRevision(c.forStore(doesReserve(q)), q, false))
 	return scope, nil
+}
+
+// called reports a call of the store to the Observer of the policy in force.
+func (s *scope) called(call store.Call) {
+	if rev := s.current.Load(); rev != nil && rev.called != nil {
+		rev.called(call)
+	}
 }
 
 // handOut gives the scope to a Limiter besides that of its entry.
@@ -113,19 +113,22 @@ type demand struct {
 	noWait     bool      // the caller does not wait
 	refundable bool      // this charge is one of several scopes', and may be refunded
 	sendBy     time.Time // the latest time of arrival; zero if there is none
-	bound      bound     // what sets giveUp
-	outerBound bound     // in an outer scope, what sets the deadline of the context
+	bound      Bound     // what sets giveUp
+	outerBound Bound     // in an outer scope, what sets the deadline of the context
 	since      time.Time // when the caller first asked, for its place in a queue; zero for now
 
-	observed *observation // nil if nobody observes the request
+	observed *record // what an Observer receives; nil if nobody observes the request
 
 	recost func() Cost              // returns the cost as it is estimated now; nil if it stays the same
 	queued func()                   // in an outer scope, is called when the demand waits there; nil in the innermost
 	waited map[*scope]time.Duration // in outer scopes so far, of a demand that may ask them again; nil if it is in none
 
 	giveUp time.Time // when the request is no longer worth waiting for, as giveUpAt found
+	atOnce bool      // one call charges it in all scopes, and finds out which budgets are exhausted
 
-	*pairing // of a request that needs the same time in several scopes; nil for any other
+	// lead is how long before its time a reservation is returned, and hold how long after it was made the request is
+	// sent at the earliest: the caller asks other scopes meanwhile. If zero, it does not.
+	lead, hold, margin time.Duration
 }
 
 // A charge is what one scope charged for a request.
@@ -154,16 +157,11 @@ func (s *scope) skipsQueue(rev *revision, wq *waitQueue, cost []int64, noWait bo
 
 // admit admits a request in this scope alone. It waits if necessary.
 func (s *scope) admit(ctx context.Context, rev *revision, d *demand, c *charge) error {
-	if err := ctx.Err(); err != nil {
-		return err
+	if rev.reserves && d.since.IsZero() { // the policy may change while the store is asked
+		d.since = time.Now()
 	}
-	if d.pairing == nil {
-		if rev.reserves && d.since.IsZero() { // the policy may change while the store is asked
-			d.since = time.Now()
-		}
-		if _, err := s.tryNow(ctx, rev, d, c); err != nil || c.scope != nil {
-			return err
-		}
+	if _, err := s.tryNow(ctx, rev, d, c); err != nil || c.scope != nil {
+		return err
 	}
 	return s.wait(ctx, rev, d, c)
 }
@@ -235,9 +233,9 @@ const refundable = time.Second
 // none. MaxWait begins now, but for the time that the demand has waited in this scope before. It
 // records that time in the demand, and what sets it.
 func (s *scope) giveUpAt(rev *revision, d *demand) (time.Time, error) {
-	d.giveUp, d.bound = time.Time{}, unbound
+	d.giveUp, d.bound = time.Time{}, ""
 	if rev.policy.MaxWait > 0 {
-		d.giveUp, d.bound = time.Now().Add(rev.policy.MaxWait-d.waited[s]), byMaxWait
+		d.giveUp, d.bound = time.Now().Add(rev.policy.MaxWait-d.waited[s]), BoundMaxWait
 	}
 	if d.sendBy.IsZero() {
 		return d.giveUp, nil
@@ -247,7 +245,7 @@ func (s *scope) giveUpAt(rev *revision, d *demand) (time.Time, error) {
 		return d.giveUp, rev.tooLate()
 	}
 	if d.giveUp.IsZero() || last.Before(d.giveUp) {
-		d.giveUp, d.bound = last, bySendBy
+		d.giveUp, d.bound = last, BoundSendBy
 	}
 	return d.giveUp, nil
 }
@@ -255,7 +253,7 @@ func (s *scope) giveUpAt(rev *revision, d *demand) (time.Time, error) {
 // tooLate returns the refusal of a request whose SendBy is too near.
 func (c *compiledPolicy) tooLate() *WaitError {
 	e := c.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1})
-	e.Bound = bounds[bySendBy]
+	e.Bound = BoundSendBy
 	return e
 }
 
@@ -353,14 +351,14 @@ func (wq *waitQueue) wait(ctx context.Context, s *scope, w *waitRequest) (queue.
 	}
 	d := w.demand
 	t := queue.Ticket{
-		Class: queue.Class(classOf(ctx)), GiveUp: w.giveUpAt, Since: d.since, Hold: d.hold(), Ask: w.ask,
+		Class: queue.Class(classOf(ctx)), GiveUp: w.giveUpAt, Since: d.since, Lead: d.lead, Hold: d.hold, Longer: d.longer(rev), Ask: w.ask,
 		Renew: func(owner any) (store.Request, bool, error) { return s.renew(owner.(payer), d) },
 	}
 	if d.recost != nil && w.ask == nil && !rev.reserves {
 		t.Recost = func(owner any) []int64 { return owner.(*revision).recost(d) }
 	}
 	if d.observed != nil || d.queued != nil {
-		t.Joined = func(others int) { d.joined(ctx, others) }
+		t.Joined = d.joined
 	}
 	start := time.Now()
 	r, err := q.Wait(ctx, t)
@@ -371,18 +369,18 @@ func (wq *waitQueue) wait(ctx context.Context, s *scope, w *waitRequest) (queue.
 	if err != nil {
 		return r, w.explain(rev, err)
 	}
-	if o := d.observed; o != nil && o.tier == "" && r.Tier >= 0 {
-		o.decidedBy(w.explain(rev, waitFor(r.Tier)))
+	if o := d.observed; o != nil && o.info.Tier == "" && r.Tier >= 0 {
+		o.decidedBy(w.explain(rev, &queue.Refusal{Reason: queue.Late, Tier: r.Tier}))
 	}
 	return r, nil
 }
 
 // joined reports that the demand has taken a place in a queue.
-func (d *demand) joined(ctx context.Context, ahead int) {
+func (d *demand) joined(ahead int) {
 	if d.queued != nil {
 		d.queued()
 	}
-	d.observed.join(ctx, ahead)
+	d.observed.join(ahead)
 }
 
 // recost returns the cost of the demand as it is estimated now, or nil if it stays the same.
@@ -408,7 +406,7 @@ func (s *scope) renew(p payer, d *demand) (r store.Request, free bool, err error
 	if err != nil {
 		return r, false, &queue.Final{Err: err}
 	}
-	r = store.Request{Cost: cost, Held: d.held, Guard: d.holdGuard(s.guardFor(d, rev), rev)}
+	r = store.Request{Cost: cost, Held: d.held, Guard: s.guardFor(d, rev)}
 	return r, !rev.reserves && rev.isFree(cost), nil
 }
 
@@ -417,12 +415,12 @@ func (s *scope) queueConfig(rev *revision) queue.Config {
 	c := queue.Config{
 		Owner:    rev,
 		Quota:    rev.quota,
+		Reserver: reserverOf(rev.quota),
+		Fast:     fastOf(rev.quota),
 		MaxQueue: rev.policy.MaxQueue,
 		Aging:    rev.policy.aging(),
 		Headroom: rev.policy.Headroom,
-	}
-	if o, ok := rev.quota.(order.Ordered); ok {
-		c.Order = o.Order()
+		Order:    orderOf(rev.quota),
 	}
 	if rev.autoGuard {
 		c.Guard = func() time.Duration { return s.guard(rev) }
@@ -440,14 +438,10 @@ func (s *scope) adopt(c *compiledPolicy) *revision {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	rev := s.current.Load()
-	q, ok := rev.quota.(store.Changer)
-	if !ok {
-		return rev
-	}
 	if c == nil && s.rare != nil {
 		c = s.rare.replacement
 	}
-	next, plan := q.Successor()
+	next, plan := lifecycleOf(rev).Successor()
 	switch {
 	case c != nil && c.plan == plan:
 	case plan == rev.plan:
@@ -465,11 +459,8 @@ func (s *scope) adopt(c *compiledPolicy) *revision {
 // setPolicy replaces the policy. Waiting callers queue again under the new one.
 func (s *scope) setPolicy(ctx context.Context, c *compiledPolicy) error {
 	old := s.current.Load()
-	changer, ok := old.quota.(store.Changer)
-	if !ok {
-		return old.errorf("SetPolicy: the store cannot change the policy of a %T: make another Limiter", old.quota)
-	}
-	_, plan := changer.Successor()
+	quota := lifecycleOf(old)
+	_, plan := quota.Successor()
 	c = c.keeping(plan)
 	if s.queue.made.Load() != nil { // its callers adopt the successor as soon as there is one
 		s.mu.Lock()
@@ -477,7 +468,7 @@ func (s *scope) setPolicy(ctx context.Context, c *compiledPolicy) error {
 		s.mu.Unlock()
 	}
 	if c.plan != plan {
-		if err := changer.Change(ctx, c.plan); err != nil {
+		if err := quota.Change(ctx, c.plan); err != nil {
 			return old.errorf("SetPolicy: %w", err)
 		}
 	}
@@ -497,30 +488,34 @@ func (s *scope) close() {
 	closed.fastPath = false
 	rev.compiledPolicy, rev.closed = &closed, true
 	s.current.Store(&rev)
-	nested := slices.Collect(maps.Keys(s.rareState().nestedQueues))
+	concerned := slices.Collect(maps.Keys(s.rareState().concerned))
 	s.mu.Unlock()
 	if was {
 		return
 	}
 	s.queue.close()
-	for _, wq := range nested {
-		wq.made.Load().Pause(time.Now(), true, &queue.Final{Err: rev.refuse(ErrClosed, -1, 0)})
+	for _, refuse := range concerned {
+		(*refuse)(rev.refuse(ErrClosed, -1, 0))
 	}
 	rev.quota.Close()
 }
 
-// track records the queue of a nested Limiter, whose callers are refused when the scope is closed.
-// untrack ends that.
-func (s *scope) track(wq *waitQueue) (untrack func()) {
+// track calls refuse with an error when the scope is closed, until untrack is called.
+func (s *scope) track(refuse func(error)) (untrack func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	queues := s.rareState().nestedQueues
-	queues[wq] = struct{}{}
+	concerned := s.rareState().concerned
+	concerned[&refuse] = struct{}{}
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(queues, wq)
+		delete(concerned, &refuse)
 	}
+}
+
+// refuseAll refuses the callers of a queue that was made, because another scope is closed.
+func (wq *waitQueue) refuseAll(err error) {
+	wq.made.Load().Pause(time.Now(), true, &queue.Final{Err: err})
 }
 
 func (wq *waitQueue) close() {
@@ -542,10 +537,24 @@ func (s *scope) guard(rev *revision) time.Duration {
 // guardFor returns the guard interval of the request of a demand, or zero for the policy's own.
 func (s *scope) guardFor(d *demand, rev *revision) time.Duration {
 	guard := s.guard(rev)
-	if guard == 0 && rev.plan.Guard() == 0 && d.refundable && !rev.reserves {
-		return refundable
+	switch all := cmp.Or(guard, rev.plan.Guard()); {
+	case all == 0 && rev.reserves:
+		return 0
+	case all == 0 && d.refundable:
+		return refundable + d.hold
+	case d.longer(rev) > 0:
+		return all + d.longer(rev)
 	}
 	return guard
+}
+
+// longer returns by how much longer than for its guard the request counts, because its caller asks other
+// scopes meanwhile.
+func (d *demand) longer(rev *revision) time.Duration {
+	if rev.reserves {
+		return d.margin
+	}
+	return d.hold
 }
 
 // estimator returns the estimator of the guard. It makes one if there is none.

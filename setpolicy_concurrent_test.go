@@ -74,7 +74,7 @@ func TestSetPolicyThroughAnotherHandle(t *testing.T) {
 			}
 		},
 		"TryAcquire": func(t *testing.T, l *throttle.Limiter) {
-			if _, err := l.TryAcquire(nil); err != nil {
+			if _, err := l.TryAcquire(t.Context(), nil); err != nil {
 				t.Error(err)
 			}
 		},
@@ -191,11 +191,10 @@ func TestAlertOfOuterPanics(t *testing.T) {
 					AlertAt: []int{1}, Alert: func(throttle.Alert) { panic("alert") }}
 				outer := mustNew(t, budget, nil)
 				inner := api(throttle.PerHour(1))
-				g, err := throttle.NewGroup(inner, nil)
+				g, err := throttle.NewGroup(inner, nil, throttle.GroupOptions{MaxKeys: 1})
 				if err != nil {
 					t.Fatal(err)
 				}
-				g.MaxKeys = 1
 				l := g.Within("a", outer)
 				if name == "queue" {
 					g.For("a").Allow()
@@ -225,7 +224,7 @@ func TestAlertOfOuterPanics(t *testing.T) {
 // the new policy already, decide.
 func TestSetPolicyOfNewKeys(t *testing.T) {
 	for range soak.Times(50) {
-		g, err := throttle.NewGroup(exact(throttle.PerSecond(5)), nil)
+		g, err := throttle.NewGroup(exact(throttle.PerSecond(5)), nil, throttle.GroupOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -265,27 +264,27 @@ type changedStore struct {
 
 type changedQuota struct {
 	store.Quota
-	store.Changer
+	store.Lifecycle
 	hook *func()
 }
 
-func (s *changedStore) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
-	q, err := s.Store.Open(key, plan)
-	return changedQuota{q, q.(store.Changer), &s.hook}, err
+func (s *changedStore) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
+	q, err := s.Store.Open(key, plan, report)
+	return changedQuota{q, q.(store.Lifecycle), &s.hook}, err
 }
 
 func (q changedQuota) Change(ctx context.Context, plan *algorithms.Plan) error {
-	err := q.Changer.Change(ctx, plan)
+	err := q.Lifecycle.Change(ctx, plan)
 	(*q.hook)()
 	return err
 }
 
 func (q changedQuota) Successor() (store.Quota, *algorithms.Plan) {
-	next, plan := q.Changer.Successor()
+	next, plan := q.Lifecycle.Successor()
 	if next == q.Quota {
 		return q, plan
 	}
-	return changedQuota{next, next.(store.Changer), q.hook}, plan
+	return changedQuota{next, next.(store.Lifecycle), q.hook}, plan
 }
 
 // TestSetPolicyBesideCallers checks that a caller which finds the new tiers before SetPolicy returns

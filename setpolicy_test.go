@@ -44,6 +44,29 @@ func TestSetPolicyOuterBan(t *testing.T) {
 	}
 }
 
+// TestSetPolicyWithoutLifecycle checks that SetPolicy changes all but the tiers on a store whose quotas
+// keep their plan.
+func TestSetPolicyWithoutLifecycle(t *testing.T) {
+	p := throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerHour(1)}}
+	l := mustNew(t, p, new(plain))
+	if !l.Allow() {
+		t.Fatal("the first request is not admitted")
+	}
+	other := p
+	other.Tiers = []throttle.Tier{throttle.PerHour(5)}
+	if err := l.SetPolicy(t.Context(), other); err == nil || !strings.Contains(err.Error(), "SetPolicy: the store cannot change the policy of a") {
+		t.Errorf("other tiers: %v, want an error of SetPolicy", err)
+	}
+	refused := 0
+	p.Observer = &throttle.Observer{Refused: func(context.Context, throttle.RefusedInfo) { refused++ }}
+	if err := l.SetPolicy(t.Context(), p); err != nil {
+		t.Errorf("the same tiers: %v", err)
+	}
+	if l.Allow() || refused != 1 {
+		t.Errorf("%d refusals are reported, want 1", refused)
+	}
+}
+
 // TestSetPolicyRefused checks that a refused change has no effect.
 func TestSetPolicyRefused(t *testing.T) {
 	l := mustNew(t, throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerHour(1)}}, nil)

@@ -7,7 +7,9 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -353,7 +355,7 @@ func TestShadowRefusesNothing(t *testing.T) {
 		"max wait": {throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(1)}, MaxWait: ms}, 1,
 			func(ctx context.Context) error { return l.Wait(ctx) }, "outlast", nil},
 		"budget": {exact(throttle.Budget(1, "", throttle.Day)), 1, func(ctx context.Context) error { return l.Wait(ctx) }, "budget", nil},
-		"try":    {exact(throttle.PerHour(1)), 1, func(context.Context) error { return release(l.TryAcquire(nil)) }, "outlast", nil},
+		"try":    {exact(throttle.PerHour(1)), 1, func(ctx context.Context) error { return release(l.TryAcquire(ctx, nil)) }, "outlast", nil},
 		"allow": {exact(throttle.PerHour(1)), 1, func(context.Context) error {
 			if !l.Allow() || !l.AllowN(7) {
 				return errors.New("not allowed")
@@ -431,7 +433,7 @@ func TestShadowUnsupported(t *testing.T) {
 	shadowed := p
 	shadowed.Shadow = true
 	shadow := mustNew(t, shadowed, nil)
-	group, err := throttle.NewGroup(shadowed, nil)
+	group, err := throttle.NewGroup(shadowed, nil, throttle.GroupOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -440,7 +442,7 @@ func TestShadowUnsupported(t *testing.T) {
 		want string
 	}{
 		"New":             {func() error { _, err := throttle.New(shadowed, local.New()); return err }, "pass a nil Store"},
-		"NewGroup":        {func() error { _, err := throttle.NewGroup(shadowed, local.New()); return err }, "pass a nil Store"},
+		"NewGroup":        {func() error { _, err := throttle.NewGroup(shadowed, local.New(), throttle.GroupOptions{}); return err }, "pass a nil Store"},
 		"outside":         {func() error { return plain.Within(shadow).Wait(t.Context()) }, "set Shadow to false in both"},
 		"inside":          {func() error { return shadow.Within(plain).Wait(t.Context()) }, "set Shadow to false in both"},
 		"key":             {func() error { return group.Within("a", plain).Wait(t.Context()) }, "set Shadow to false in both"},
@@ -483,6 +485,8 @@ func TestShadowTransport(t *testing.T) {
 					switch {
 					case answered >= admitted || i.Policy != "api (shadow)":
 						other++ // each response comes after its admission
+					case i.Status == 429 && (i.Report == nil || i.Report.Named == nil || i.Report.Named.Tier != "5/s" || i.Report.Foreign != 0):
+						other++ // the report names the tier, and blames nobody
 					case i.Kind == answers.Limited && i.Status == 429, i.Status == 200:
 						answered++
 					}
@@ -525,6 +529,80 @@ func TestShadowTransport(t *testing.T) {
 		synctest.Wait()
 		if s := status(t, l); s.Waiting != 0 || s.Tiers[0].Used != 0 || paused != 0 || other != 0 || answered != admitted {
 			t.Errorf("status %+v, %d pauses, %d admitted, %d answered, %d wrong", s, paused, admitted, answered, other)
+		}
+	})
+}
+
+// TestShadowSendBy checks that SendBy does not end an attempt in shadow mode, although nothing of it was
+// written by then.
+func TestShadowSendBy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, _ := inShadow(t, exact(throttle.PerSecond(5)))
+		tr := &throttle.Transport{
+			Limiter: l, SendBy: func(*http.Request) time.Time { return time.Now().Add(time.Second) },
+			Base: roundTripper(func(req *http.Request) (*http.Response, error) {
+				httptrace.ContextClientTrace(req.Context()).GetConn("provider.test:80")
+				time.Sleep(time.Minute)
+				return trAnswer(200), req.Context().Err()
+			}),
+		}
+		req := httptest.NewRequestWithContext(numbered(t.Context(), 1), "GET", trURL, nil)
+		if _, err := tr.RoundTrip(req); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestShadowSettles checks that Answered and Settled receive the response of a request later by as long as
+// its shadow has waited, and that Settle returns the errors of bad arguments, whatever became of the shadow.
+func TestShadowSettles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var events []string
+		began := time.Now()
+		add := func(event string) {
+			mu.Lock()
+			defer mu.Unlock()
+			events = append(events, fmt.Sprint(event, " after ", time.Since(began)))
+		}
+		l := mustNew(t, throttle.Policy{
+			Name: "api", Shadow: true, Guard: throttle.NoGuard, MaxWait: 2 * time.Second,
+			Tiers: []throttle.Tier{throttle.PerSecond(1), {Limit: 100, Window: time.Hour, Unit: "tokens", Estimated: true}},
+			Observer: &throttle.Observer{
+				Admitted: func(_ context.Context, i throttle.AdmittedInfo) { add(fmt.Sprint("admitted ", i.Cost["tokens"])) },
+				Refused:  func(context.Context, throttle.RefusedInfo) { add("refused") },
+				Answered: func(context.Context, throttle.AnsweredInfo) { add("answered") },
+				Settled:  func(i throttle.SettledInfo) { add(fmt.Sprint("settled ", i.Estimated, " ", i.Actual)) },
+			},
+		}, nil)
+		var permits []*throttle.Permit
+		for range 4 { // at once, after 1 s, after 2 s, never
+			cost := throttle.Cost{"tokens": 5}
+			p, err := l.Acquire(t.Context(), cost)
+			if err != nil {
+				t.Fatal(err)
+			}
+			permits, cost["tokens"] = append(permits, p), 50 // which concerns no shadow that waits
+		}
+		time.Sleep(100 * ms)
+		for i, p := range permits {
+			if err := p.Settle(throttle.Cost{"words": 1}); err == nil {
+				t.Errorf("request %d: no error for a unit that no tier counts", i)
+			}
+			if err := p.Settle(throttle.Cost{"tokens": 8}); err != nil {
+				t.Error(err)
+			}
+			p.Release()
+		}
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		want := []string{
+			"admitted 5 after 0s", "refused after 0s", "answered after 100ms", "settled 5 8 after 100ms",
+			"admitted 5 after 1s", "answered after 1.1s", "settled 5 8 after 1.1s",
+			"admitted 5 after 2s", "answered after 2.1s", "settled 5 8 after 2.1s",
+		}
+		if !slices.Equal(events, want) {
+			t.Errorf("events %q, want %q", events, want)
 		}
 	})
 }
@@ -604,11 +682,11 @@ func TestShadowOfGroup(t *testing.T) {
 		ts := &tellings{shadow: true}
 		g, err := throttle.NewGroup(throttle.Policy{
 			Name: "api", Tiers: []throttle.Tier{{Limit: 1, Algorithm: throttle.Concurrency}}, Guard: throttle.NoGuard, Shadow: true, Observer: ts.observer(),
-		}, nil)
+		}, nil, throttle.GroupOptions{MaxKeys: 1})
+
 		if err != nil {
 			t.Fatal(err)
 		}
-		g.MaxKeys = 1
 		for i := range 3 {
 			q := tracedRequest{held: true, outcome: 4, steps: [3]time.Duration{time.Second, 0, time.Second}}
 			if err := q.send(q.context(t, i), g.For("a")); err != nil {

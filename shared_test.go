@@ -18,11 +18,10 @@ import (
 // sharedIn returns Limiters of one shared quota inside each of the outer ones.
 func sharedIn(t testing.TB, p throttle.Policy, s throttle.Store, outer ...*throttle.Limiter) (nested []*throttle.Limiter) {
 	t.Helper()
-	g, err := throttle.NewGroup(p, s)
+	g, err := throttle.NewGroup(p, s, throttle.GroupOptions{Shared: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.Shared = true
 	for _, o := range outer {
 		nested = append(nested, g.Within("key", o))
 	}
@@ -149,11 +148,10 @@ func TestSharedStorm(t *testing.T) {
 // where callers wait.
 func TestSharedForgetsOuters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, err := throttle.NewGroup(unguarded("shared", throttle.PerHour(1)), nil)
+		g, err := throttle.NewGroup(unguarded("shared", throttle.PerHour(1)), nil, throttle.GroupOptions{Shared: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		g.Shared = true
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		waited := mustNew(t, unguarded("waited", throttle.PerSecond(1)), nil)

@@ -37,7 +37,7 @@ func playPaces(t *testing.T, seed uint64) {
 		case 0:
 			time.Sleep(time.Duration(r.IntN(100)) * []time.Duration{time.Millisecond, time.Second, time.Minute}[r.IntN(3)])
 		case 1:
-			if permit, err := l.TryAcquire(throttle.Cost{"": r.Int64N(4)}); err == nil {
+			if permit, err := l.TryAcquire(t.Context(), throttle.Cost{"requests": r.Int64N(4)}); err == nil {
 				permit.Arrived()
 				permit.Release()
 			}
@@ -61,7 +61,7 @@ func playPaces(t *testing.T, seed uint64) {
 			}
 			limited = limited || s.Limited
 		}
-		_, err = l.TryAcquire(nil)
+		_, err = l.TryAcquire(t.Context(), nil)
 		if admitted := err == nil; admitted == limited {
 			t.Fatalf("seed %d: admitted is %v: %v, and the state was %v", seed, admitted, err, status)
 		}
@@ -94,7 +94,7 @@ func TestGroupSetPolicyReachesDroppedKeys(t *testing.T) {
 	if _, err := second.Forecast(t.Context(), tokens); err != nil {
 		t.Errorf("Forecast: %v", err)
 	}
-	if _, err := nested.TryAcquire(tokens); err != nil {
+	if _, err := nested.TryAcquire(t.Context(), tokens); err != nil {
 		t.Errorf("TryAcquire inside a dropped quota: %v", err)
 	}
 }
@@ -110,7 +110,7 @@ func TestWithinFollowsTheOuterPolicy(t *testing.T) {
 	if err := other.SetPolicy(t.Context(), outer); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.TryAcquire(throttle.Cost{"tokens": 2}); err != nil {
+	if _, err := l.TryAcquire(t.Context(), throttle.Cost{"tokens": 2}); err != nil {
 		t.Error(err)
 	}
 	if got := used(t, l); !slices.Equal(got, []int64{1, 1, 2}) {

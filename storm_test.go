@@ -47,11 +47,10 @@ func stormOfEverything(t *testing.T, seed uint64) {
 	s := local.New()
 	outer, twin := mustNew(t, policies[0][1], s), mustNew(t, policies[0][1], s)
 	middle, inner := mustNew(t, policies[1][0], nil), mustNew(t, policies[2][2], nil)
-	group, err := throttle.NewGroup(policies[3][0], s)
+	group, err := throttle.NewGroup(policies[3][0], s, throttle.GroupOptions{MaxKeys: 3})
 	if err != nil {
 		t.Fatal(err)
 	}
-	group.MaxKeys = 3
 	account := middle.Within(outer)
 	nested := inner.Within(account)
 	keys := []string{"a", "b", "c", "d", "e"}
@@ -179,7 +178,7 @@ func stormCall(t *testing.T, r *rand.Rand, l *throttle.Limiter, base http.RoundT
 		_, _ = l.Forecast(ctx, cost)
 		_, _ = l.Status(ctx)
 	case 4:
-		p, _ := l.TryAcquire(cost)
+		p, _ := l.TryAcquire(ctx, cost)
 		endPermit(r, p)
 	case 5, 6:
 		p, _ := l.Acquire(ctx, cost)

@@ -61,13 +61,13 @@ type Transport struct {
 	Cost func(*http.Request) Cost
 
 	// Settle returns a function that is called once with the cost that the response reports, in
-	// Estimated units and in any others that the Profile names, and returns the actual cost. If
-	// there is no response, or no Meter to read it, the function receives an empty Cost, and its
-	// result has no effect. Use it to learn estimates from responses. Settle is called when the
-	// request is admitted. If Settle is set, Cost is called again while a request waits, before the
-	// quota is asked, unless the quota is nested or on a shared store. If the request's context ends
-	// before the body does, the function is called in a goroutine of its own. If Settle or the
-	// function is nil, the reported cost counts.
+	// Estimated units and in any others that the Profile names, and returns the actual cost. Without a
+	// response, or a Meter to read it, the function receives an empty Cost, and its result has no
+	// effect. Settle is called when the request is admitted. If it is set, Cost is called again while a
+	// request waits, unless the quota is nested or on a shared store. If the request's context ends
+	// before the body does, the function is called in a goroutine of its own. The section "Estimates
+	// that learn" of docs/costs.md has an example. If Settle or the function is nil, the reported cost
+	// counts.
 	Settle func(*http.Request) func(reported Cost) (actual Cost)
 
 	// SendBy returns the latest time at which the request is worth sending, such as the end of its
@@ -128,12 +128,19 @@ func (t *Transport) CloseIdleConnections() {
 	}
 }
 
+// Unwrap returns the Base, or http.DefaultTransport if that is nil.
+func (t *Transport) Unwrap() http.RoundTripper { return t.base() }
+
 func (t *Transport) base() http.RoundTripper {
 	if t.Base != nil {
 		return t.Base
 	}
 	return http.DefaultTransport
 }
+
+// NewClient returns a client of http.DefaultTransport whose requests wait for the limiter. For any
+// other client, wrap its Transport in a [Transport].
+func NewClient(l *Limiter) *http.Client { return &http.Client{Transport: &Transport{Limiter: l}} }
 
 func (t *Transport) limiter(req *http.Request) *Limiter {
 	if t.Route != nil {
@@ -209,22 +216,6 @@ func (a *attempt) demand(req *http.Request) demand {
 // send passes the request to the Base. It reports the arrival and the end of the request to the
 // quotas, once each, also if the Base panics.
 func (a *attempt) send(req *http.Request) (*http.Response, error) {
-	sending, reading, handedOn, returns := true, true, false, false
-	var resp *http.Response
-	defer func() {
-		switch {
-		case sending: // the base panicked
-			a.endUnanswered(req.Context(), false)
-		case !handedOn:
-			defer a.finish(nil)
-			if reading { // the Profile or the body panicked
-				a.arrived()
-			}
-			if !returns && resp != nil && resp.Body != nil {
-				resp.Body.Close()
-			}
-		}
-	}()
 	sent, ctx := req, req.Context()
 	if timeout := a.transport.AttemptTimeout; timeout > 0 {
 		ctx, a.cancel = context.WithTimeout(ctx, timeout)
@@ -236,49 +227,77 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	if a.profile != nil {
 		a.sent = time.Now()
 	}
-	var err error
-	resp, err = a.transport.base().RoundTrip(sent)
-	sending = false
+	resp, err := a.roundTrip(req, sent)
 	tr.stopTimer()
 	a.transport.learnFrom(tr, err != nil)
-	if err != nil {
-		handedOn = true
+	switch {
+	case err != nil:
 		return resp, a.endFailed(req.Context(), err, tr)
-	}
-	if resp == nil { // the Base breaks the contract; http.Client reports that
-		handedOn = true
+	case resp == nil: // the Base breaks the contract; http.Client reports that
 		a.endUnanswered(req.Context(), false)
 		return nil, nil
-	}
-	if resp.Request == sent {
+	case resp.Request == sent:
 		resp.Request = req
 	}
 	a.timing.answered(tr.upload())
+	a.respond(ctx, req, resp)
+	return resp, nil
+}
+
+// roundTrip passes what is sent of a request to the Base. If the Base panics, no response will come.
+func (a *attempt) roundTrip(req, sent *http.Request) (*http.Response, error) {
+	returned := false
+	defer func() {
+		if !returned {
+			a.endUnanswered(req.Context(), false)
+		}
+	}()
+	resp, err := a.transport.base().RoundTrip(sent)
+	returned = true
+	return resp, err
+}
+
+// respond reports a response to the quotas and to the Observer. If the attempt lasts longer, the end of
+// the body ends it, or the Meter's result. If the Profile, the body or a callback panics, the attempt
+// ends and the body is closed.
+func (a *attempt) respond(ctx context.Context, req *http.Request, resp *http.Response) {
+	reading, ends, returns := true, true, false
+	defer func() {
+		if !ends {
+			return
+		}
+		defer a.finish(nil)
+		if reading {
+			a.arrived()
+		}
+		if !returns && resp.Body != nil {
+			resp.Body.Close()
+		}
+	}()
 	var after callbacks
 	answer := a.handleResponse(req, resp, &after)
-	report := a.reportRefusal(req.Context(), resp.Header, answer)
+	report := reportRefusal(req.Context(), &a.admission, resp.Header, answer)
 	reading = false
 	a.arrived()
 	a.observe(answer, resp.StatusCode, &after)
-	if a.observer != nil || after != nil {
+	if a.listener != nil || after != nil {
 		a.reportAnswer(req.Context(), resp.StatusCode, answer, report, after)
 	}
 	if a.fast && a.cancel == nil && a.settler == nil { // nothing of it lasts longer than its response
-		handedOn, returns = true, true
-		return resp, nil
+		ends = false
+		return
 	}
 	if m := a.meter(resp, answer); resp.Body != nil && resp.Body != http.NoBody && a.needsBody() {
 		if resp.StatusCode == http.StatusSwitchingProtocols {
 			ctx = nil // net/http keeps the connection open
 		}
 		resp.Body = a.watchBody(ctx, resp.Body, m)
-		handedOn = true
+		ends = false
 	} else if m != nil {
-		handedOn = true
+		ends = false
 		a.finish(m)
 	}
 	returns = true
-	return resp, nil
 }
 
 // endFailed ends an attempt that failed with err. If nothing of the request was written, the

@@ -414,11 +414,10 @@ func TestTransportClosesBodyOnce(t *testing.T) {
 		{
 			name: "too many keys",
 			tr: func(t *testing.T) *throttle.Transport {
-				g, err := throttle.NewGroup(one, nil)
+				g, err := throttle.NewGroup(one, nil, throttle.GroupOptions{MaxKeys: 1})
 				if err != nil {
 					t.Fatal(err)
 				}
-				g.MaxKeys = 1
 				g.For("other").Allow()
 				return &throttle.Transport{Route: func(r *http.Request) *throttle.Limiter { return g.For(r.URL.Host) }}
 			},
@@ -993,7 +992,7 @@ func TestTransportProfileFor(t *testing.T) {
 			return &answers.Profile{Rules: []answers.Rule{{Status: status, Kind: answers.Limited, Wait: time.Minute}}}
 		}
 		profiles := map[string]*answers.Profile{"/a": refuses(200), "/b": refuses(201)}
-		group, err := throttle.NewGroup(throttle.Policy{Tiers: trTier(100, time.Second), Guard: throttle.NoGuard}, nil)
+		group, err := throttle.NewGroup(throttle.Policy{Tiers: trTier(100, time.Second), Guard: throttle.NoGuard}, nil, throttle.GroupOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -1452,4 +1451,25 @@ func ExampleTransport() {
 	}
 	fmt.Println(api.Summary().Accepted, "accepted,", api.Summary().Refused, "refused")
 	// Output: 12 accepted, 0 refused
+}
+
+func TestNewClient(t *testing.T) {
+	l, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(1)}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(http.NotFoundHandler())
+	defer server.Close()
+	client := throttle.NewClient(l)
+	resp, err := client.Get(server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if l.Allow() {
+		t.Error("the request was not charged")
+	}
+	if got := client.Transport.(*throttle.Transport).Unwrap(); got != http.DefaultTransport {
+		t.Errorf("Unwrap = %v, want http.DefaultTransport", got)
+	}
 }

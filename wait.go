@@ -1,7 +1,6 @@
 package throttle
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,7 +54,7 @@ type nesting struct {
 	group    *Group // keeps the scope; nil if New made the Limiter
 	outer    *Limiter
 	ownQueue waitQueue // the queue of this Limiter's callers, if it lies inside others
-	shift    shift     // where those callers wait; see Limiter.pair
+	slower   slower    // see Limiter.holdOne
 	joint    waitQueue // the queue of the callers that are charged in all scopes at once
 	bundle   atomic.Pointer[bundledQuota]
 	err      error           // the error of every call; nil if the Limiter works
@@ -97,6 +96,14 @@ func checkStore(p Policy, s Store) error {
 		return fmt.Errorf("throttle: policy %q: Shadow is true: a shadow has no store: pass a nil Store, or set Shadow to false", p.Name)
 	}
 	return nil
+}
+
+// Name returns the name of the policy.
+func (l *Limiter) Name() string {
+	if l.refuses != nil {
+		return l.refuses.policy.Name
+	}
+	return l.revision().policy.Name
 }
 
 // enter returns the Limiter's scope. A Group keeps the scope until leave is called.
@@ -167,7 +174,7 @@ func (l *Limiter) tryOne(ctx context.Context, a *admission) bool {
 		a.scope, a.revision, a.cost, a.fast = s, rev, rev.oneRequest, true
 		a.decision.Verdict, a.decision.Tier, a.decision.Flight, a.decision.At, a.decision.Epoch = store.Admitted, -1, f, at, epoch
 		if o := rev.policy.Observer; o != nil {
-			a.observer = o
+			a.listen(o)
 			rev.admittedAtOnce(ctx, f, true)
 		}
 	}
@@ -232,15 +239,7 @@ func (l *Limiter) AllowN(n int64) bool {
 		return !l.isClosed()
 	}
 	var a admission
-	d := demand{n: n, noWait: true}
-	err := l.observed(context.Background(), &d, &a, func() error {
-		_, err := l.tryNow(context.Background(), d, &a)
-		if err == nil && !a.charged() {
-			err = errNotNow
-		}
-		return err
-	})
-	if err != nil {
+	if l.admit(context.Background(), demand{n: n, noWait: true}, &a) != nil {
 		return false
 	}
 	a.leaveScopes()
@@ -254,104 +253,128 @@ func (l *Limiter) AllowN(n int64) bool {
 // The errors are those of WaitN without ErrNeedsPermit. A Cost that names a unit that no tier
 // counts, or a negative amount, is an error too.
 func (l *Limiter) Acquire(ctx context.Context, c Cost) (*Permit, error) {
+	return l.acquire(ctx, c, false)
+}
+
+// TryAcquire is like Acquire but does not wait. A request that would have to wait fails with
+// ErrDeadline, and the Wait of the *WaitError is the time after which it might be admitted. With a
+// shared store TryAcquire blocks for one round trip, or for two if other callers wait. If the
+// store does not answer, the error matches ErrUnavailable. If ctx ends before the store answers,
+// TryAcquire returns at once, and the error matches ctx.Err().
+func (l *Limiter) TryAcquire(ctx context.Context, c Cost) (*Permit, error) {
+	return l.acquire(ctx, c, true)
+}
+
+func (l *Limiter) acquire(ctx context.Context, c Cost, noWait bool) (*Permit, error) {
 	p := new(Permit)
 	if c != nil || ctx.Err() != nil || !l.tryOne(ctx, &p.admission) {
-		if err := l.admit(ctx, demand{cost: c, n: 1, held: true}, &p.admission); err != nil {
+		if err := l.admit(ctx, demand{cost: c, n: 1, held: true, noWait: noWait}, &p.admission); err != nil {
 			return nil, err
 		}
 	}
 	return p.start(ctx), nil
 }
 
-// TryAcquire is like Acquire but does not wait. A request that would have to wait fails with
-// ErrDeadline, and the Wait of the *WaitError is the time after which it might be admitted. With a
-// shared store TryAcquire blocks for one round trip, or for two if other callers wait.
-func (l *Limiter) TryAcquire(c Cost) (*Permit, error) {
-	p, d := new(Permit), demand{cost: c, n: 1, held: true, noWait: true}
-	if err := l.observed(context.Background(), &d, &p.admission, func() error { return l.tryAcquire(d, p) }); err != nil {
-		return nil, err
-	}
-	return p.start(context.Background()), nil
-}
-
-func (l *Limiter) tryAcquire(d demand, p *Permit) error {
-	decision, err := l.tryNow(context.Background(), d, &p.admission)
-	if err != nil || p.charged() {
-		return err
-	}
-	ahead := l.waiting()
-	// Other callers wait, here or for an outer quota, or responses may shorten the wait.
-	if ahead > 0 || decision.Tier < 0 && decision.Wait == forever || p.revision.foresees {
-		var f Explanation
-		if err := l.foretell(context.Background(), d, &f, false); err == nil {
-			return &WaitError{Policy: f.By, Tier: f.Tier, Wait: f.Wait, Ahead: f.Ahead, Err: ErrDeadline}
-		}
-	}
-	return p.revision.refusal(&queue.Refusal{Reason: queue.Late, Tier: decision.Tier, Wait: decision.Wait, Ahead: ahead})
-}
-
-// admit waits until this scope and all outer ones have admitted a demand. If it succeeds, the
-// caller must call a.leaveScopes.
+// admit waits until this scope and all outer ones have admitted a demand, unless the demand does not
+// wait. If it succeeds, the caller must call a.leaveScopes.
 func (l *Limiter) admit(ctx context.Context, d demand, a *admission) error {
-	return l.observed(ctx, &d, a, func() error { return l.admitUnobserved(ctx, d, a) })
+	if l.compiled().policy.Shadow {
+		return new(shadow).admit(ctx, l, d, a)
+	}
+	return l.request(ctx, &d, a, !d.noWait)
 }
 
-// admitUnobserved is admit without a report of the result.
-func (l *Limiter) admitUnobserved(ctx context.Context, d demand, a *admission) error {
-	s, err := l.enter()
-	if err != nil {
-		return err
+// compiled returns the policy in force.
+func (l *Limiter) compiled() *compiledPolicy {
+	if l.refuses != nil {
+		return l.refuses
 	}
-	done := false
-	defer func() {
-		if !done { // the request was refused, or an outer policy's Alert panicked
-			s.leave()
-		}
-	}()
-	rev, err := l.revisionFor(s, &d)
-	if err == nil {
-		if l.outer == nil {
-			err = s.admit(ctx, rev, &d, &a.charge)
-		} else {
-			err = l.admitThrough(ctx, s, rev, d, a)
-		}
-	}
-	if done = err == nil; done {
-		a.announce()
+	return l.revision().compiledPolicy
+}
+
+// request is admit under a policy without Shadow. With wait false it may return no error although the
+// request is not admitted, because it has to wait.
+func (l *Limiter) request(ctx context.Context, d *demand, a *admission, wait bool) error {
+	decision, err := l.decide(ctx, d, a, wait)
+	if err == nil && d.noWait && !a.charged() {
+		err = l.notNow(ctx, d, a.revision, decision)
+		d.observed.refuse(err)
 	}
 	return err
 }
 
-// tryNow asks for an admission without waiting. If the request is not admitted nothing is charged.
-// The decision, under a.revision, contains the reason unless other callers wait.
-func (l *Limiter) tryNow(ctx context.Context, d demand, a *admission) (decision store.Decision, err error) {
+// notNow returns the error of a demand that does not wait and that a decision has not admitted.
+func (l *Limiter) notNow(ctx context.Context, d *demand, rev *revision, decision store.Decision) error {
+	if !d.held {
+		return errNotNow
+	}
+	ahead := l.waiting()
+	yields := rev.initialWaitSpec(ctx) != nil // and does not age, as a forecast assumes
+	// Other callers wait, here or for an outer quota, or responses may shorten the wait.
+	if ahead > 0 || decision.Tier < 0 && decision.Wait == forever || rev.foresees && !yields {
+		var f Explanation
+		if err := l.foretell(ctx, *d, &f, false); err == nil {
+			return &WaitError{Policy: f.By, Tier: f.Tier, Wait: f.Wait, Ahead: f.Ahead, Err: ErrDeadline}
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
+	return rev.refusal(&queue.Refusal{Reason: queue.Late, Tier: decision.Tier, Wait: decision.Wait, Ahead: ahead})
+}
+
+// tryNow is decide without waiting.
+func (l *Limiter) tryNow(ctx context.Context, d demand, a *admission) (store.Decision, error) {
+	return l.decide(ctx, &d, a, false)
+}
+
+// decide admits a demand in this scope and all outer ones. If wait is false and the request would have
+// to wait, nothing is charged. The decision, under a.revision, then contains the reason unless other
+// callers wait.
+func (l *Limiter) decide(ctx context.Context, d *demand, a *admission, wait bool) (decision store.Decision, err error) {
 	s, err := l.enter()
+	r := d.observe(ctx, l.compiled())
 	if err != nil {
+		r.refuse(err)
 		return decision, err
 	}
 	done := false
+	err = errPanicked
 	defer func() {
-		if !done { // the request was refused, or an outer policy's Alert panicked
+		if !done { // the request is refused or has to wait, or an outer policy's callback panicked
 			s.leave()
 		}
+		r.refuse(err)
 	}()
-	for moved := true; moved; moved = err == nil && decision.Verdict == store.Moved {
-		if a.revision, err = l.revisionFor(s, &d); err != nil {
-			break
-		}
-		if l.outer == nil {
-			decision, err = s.tryNow(ctx, a.revision, &d, &a.charge)
-		} else {
-			decision, err = l.tryThrough(ctx, s, a.revision, d, a)
-		}
-		if decision.Verdict == store.Moved {
-			s.adoptSuccessor()
-		}
+	decision, cause := l.charge(ctx, s, d, a, wait)
+	if done = cause == nil && a.charged(); done {
+		a.announce(r)
 	}
-	if done = err == nil && a.charged(); done {
-		a.announce()
+	return decision, cause
+}
+
+// charge charges a demand in this scope and all outer ones; see decide.
+func (l *Limiter) charge(ctx context.Context, s *scope, d *demand, a *admission, wait bool) (decision store.Decision, err error) {
+	for {
+		if a.revision, err = l.revisionFor(s, d); err == nil {
+			err = ctx.Err()
+		}
+		switch {
+		case err != nil:
+		case wait && l.outer == nil:
+			err = s.admit(ctx, a.revision, d, &a.charge)
+		case wait:
+			err = l.admitThrough(ctx, s, a.revision, *d, a)
+		case l.outer == nil:
+			decision, err = s.tryNow(ctx, a.revision, d, &a.charge)
+		default:
+			decision, err = l.tryThrough(ctx, s, a.revision, *d, a)
+		}
+		if err != nil || decision.Verdict != store.Moved {
+			return decision, err
+		}
+		s.adoptSuccessor()
 	}
-	return decision, err
 }
 
 // revisionFor returns the revision that can count a demand. If the revisions in force cannot, another
@@ -413,16 +436,9 @@ func (rev *revision) requireRequestTier(counts bool) error {
 	return rev.errorf("no tier counts requests: use Acquire with a Cost, or Transport.Cost, that names %s", strings.Join(rev.plan.Units(), ", "))
 }
 
-// checkCost returns an error for a cost that has a negative amount, names requests twice, or names
-// a unit that no scope counts.
+// checkCost returns an error for a cost that has a negative amount or names a unit that no scope counts.
 func (l *Limiter) checkCost(rev *revision, c Cost) error {
-	if _, both := c[algorithms.Requests]; both {
-		if _, both = c[""]; both {
-			return rev.errorf("cost names requests twice, as %q and as %q: leave one out", "", algorithms.Requests)
-		}
-	}
 	for unit, n := range c {
-		unit = cmp.Or(unit, algorithms.Requests)
 		known := unit == algorithms.Requests || rev.countsUnit(unit)
 		for o := l.outer; o != nil; o = o.outer {
 			known = known || o.revision().countsUnit(unit)
@@ -468,7 +484,7 @@ func (l *Limiter) Pause(ctx context.Context, d time.Duration) error {
 	}
 	defer s.leave()
 	var after callbacks
-	err = s.pause(ctx, s.current.Load(), store.Pause{For: d}, pauseCause{cause: "call"}, &after)
+	err = s.pause(ctx, s.current.Load(), store.Pause{For: d}, ownPause{cause: PausedByCall}, &after)
 	after.run()
 	return err
 }
@@ -491,8 +507,8 @@ func (l *Limiter) Resume(ctx context.Context) error {
 // SetPolicy does not wait for callers.
 //
 // The Name of p must be the Name of the policy that it replaces, and AssumeUsed is ignored.
-// SetPolicy returns an error, and changes nothing, if p is not valid or if the store does not
-// support a change.
+// SetPolicy returns an error, and changes nothing, if p is not valid or if the store cannot keep what
+// is charged under other tiers.
 func (l *Limiter) SetPolicy(ctx context.Context, p Policy) error {
 	s, err := l.enter()
 	if err != nil {
@@ -528,7 +544,7 @@ type Forecast struct {
 	// whose policies differ in Aging: they are in a different order in each quota. In one quota Wait is
 	// exact if all costs are equal and responses come at once, except for an AnchoredWindow beside other
 	// tiers with a guard. With a shared store it assumes that the rest of the fleet sends only what is
-	// already reserved. If zero, the request may be sent at once, or it is not known how long callers
+	// already reserved, or has a turn. If zero, the request may be sent at once, or it is not known how long callers
 	// ahead, or the response or the release that Tier waits for, will take.
 	Wait time.Duration
 

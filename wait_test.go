@@ -634,14 +634,14 @@ func TestZeroAndNegative(t *testing.T) {
 		if !l.AllowN(0) {
 			t.Error("AllowN(0) is false")
 		}
-		if _, err := l.TryAcquire(throttle.Cost{"requests": 0}); !errors.Is(err, throttle.ErrDeadline) {
+		if _, err := l.TryAcquire(t.Context(), throttle.Cost{"requests": 0}); !errors.Is(err, throttle.ErrDeadline) {
 			t.Errorf("TryAcquire of zero requests in a pause: error %v, want ErrDeadline", err)
 		}
 		if err := l.Resume(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		p, err := l.TryAcquire(throttle.Cost{"requests": 0})
+		p, err := l.TryAcquire(t.Context(), throttle.Cost{"requests": 0})
 		if err != nil {
 			t.Errorf("TryAcquire of zero requests: %v", err)
 		}
@@ -969,7 +969,7 @@ func TestBanned(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		quota, err := s.Open(policy.Name, plan)
+		quota, err := s.Open(policy.Name, plan, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -1107,8 +1107,8 @@ type hookedQuota struct {
 	s *hooked
 }
 
-func (s *hooked) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
-	q, err := s.Store.Open(key, plan)
+func (s *hooked) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
+	q, err := s.Store.Open(key, plan, report)
 	return hookedQuota{q, s}, err
 }
 
@@ -1124,19 +1124,18 @@ func (q hookedQuota) TryAcquire(ctx context.Context, r store.Request) (store.Dec
 	return b, err
 }
 
-func (q hookedQuota) Forecast() store.Forecast { return q.Quota.(store.Forecaster).Forecast() }
-
-func (q hookedQuota) Soonest(cost []int64, headroom int64) (time.Duration, int) {
-	return q.Quota.(store.Forecaster).Soonest(cost, headroom)
-}
-
 // The quotas of a plain store have no forecasts.
 type plain struct{ local.Store }
 
-func (s *plain) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
-	q, err := s.Store.Open(key, plan)
-	return struct{ store.Quota }{q}, err
+func (s *plain) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
+	q, err := s.Store.Open(key, plan, report)
+	return plainQuota{q}, err
 }
+
+type plainQuota struct{ store.Quota }
+
+func (plainQuota) Forecast() store.Forecast                    { return nil }
+func (plainQuota) Soonest([]int64, int64) (time.Duration, int) { return 0, -1 }
 
 // TestWithoutForecast checks that order, deadlines and pauses hold without forecasts, although some
 // refusals then come only when the time is over.
@@ -1414,18 +1413,14 @@ type countingForecastsQuota struct {
 	s *countingForecasts
 }
 
-func (s *countingForecasts) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
-	q, err := s.Store.Open(key, plan)
+func (s *countingForecasts) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
+	q, err := s.Store.Open(key, plan, report)
 	return countingForecastsQuota{q, s}, err
 }
 
 func (q countingForecastsQuota) Forecast() store.Forecast {
 	q.s.made.Add(1)
-	return q.Quota.(store.Forecaster).Forecast()
-}
-
-func (q countingForecastsQuota) Soonest(cost []int64, headroom int64) (time.Duration, int) {
-	return q.Quota.(store.Forecaster).Soonest(cost, headroom)
+	return q.Quota.Forecast()
 }
 
 // TestManyDeadlines checks that a thousand callers with deadlines, half of which are late, share a

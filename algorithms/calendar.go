@@ -99,29 +99,31 @@ var calendarCounter = counter{
 
 // calendar admits at most limit units in every day, week or month of a time zone. A period begins
 // at the first instant of its date: a day may have 23 or 25 hours, and begins at 01:00 if it has
-// no midnight. Twice the limit can pass around a boundary, as with fixedWindow. A request in
-// flight counts in every period in which it may arrive.
+// no midnight. Otherwise it counts as fixedWindow does.
 //
 // Source: the daily limits of the Gemini API, which "reset at midnight Pacific time", and of
 // HubSpot, at midnight in the account's time zone.
 //
 // Memory: four words.
 type calendar struct {
-	site
-	limit   int64
-	period  Period
-	longest int64 // microseconds, of all periods
-	zone    *time.Location
-	tier    int // its index in the plan
+	fixedWindow
+	tier int // its index in the plan
 }
+
+// shortestDay is less than any day in microseconds, also of a day on which clocks are set forward.
+const shortestDay = 22 * 60 * 60 * 1_000_000
 
 func newCalendar(t Tier, s site) *calendar {
 	loc, err := location(t.Zone)
 	if err != nil {
 		panic(err) // NewPlan has validated the tier
 	}
-	return &calendar{site: s, limit: t.Limit, period: t.Period, longest: Micros(t.Period.Longest()), zone: loc}
+	longest := Micros(t.Period.Longest())
+	periods := aligned{limit: t.Limit, shortest: shortestDay, window: longest, wrong: longest, period: t.Period, zone: loc}
+	return &calendar{fixedWindow: fixedWindow{s, periods, 4}}
 }
+
+func (r *calendar) sound(l *Ledger) bool { return r.fixedWindow.sound(l) && r.state(l)[2] <= 100 }
 
 // Longest returns a bound of the period's length. It is a day longer than the calendar's period,
 // because a time zone may have a date twice.
@@ -129,36 +131,11 @@ func (p Period) Longest() time.Duration {
 	return [periodCount]time.Duration{Day: 2, Week: 8, Month: 32}[p] * 24 * time.Hour
 }
 
-// The words are the end of the period of the last landing, as Unix time, the units that landed in
-// it, the percent of the limit that Crossings has reported, and the instant of that landing.
-func (*calendar) words() (words, rings int) { return 4, 0 }
-
-// ended reports whether the period of the last landing has ended. A wall clock that steps back
-// does not reopen a period, and no period lasts longer than longest.
-func (r *calendar) ended(m Moment, end, last int64) bool {
-	return m.Wall >= end || m.At >= last+r.longest
-}
-
-// endOf returns the end of the period in which a moment counts, as Unix time. The last landing was
-// at an instant in the period with the given end.
-func (r *calendar) endOf(m Moment, end, last int64) int64 {
-	if r.ended(m, end, last) {
-		return r.periodStart(m.Wall, 1)
-	}
-	return end
-}
-
-// closes returns the instant from which a landing at m, in the period with the given end, no
-// longer counts.
-func (r *calendar) closes(m Moment, end int64) int64 {
-	return min(end-m.Wall+m.At, m.At+r.longest)
-}
-
 // periodStart returns the start of the n-th period after that of an instant, as Unix time.
-func (r *calendar) periodStart(wall int64, n int) int64 {
-	year, month, day := time.UnixMicro(wall).In(r.zone).Date()
+func (a *aligned) periodStart(wall int64, n int) int64 {
+	year, month, day := time.UnixMicro(wall).In(a.zone).Date()
 	for ; ; n++ { // again if the zone has this date twice, or skipped one
-		if at := r.period.start(year, month, day, n, r.zone).UnixMicro(); at > wall || n <= 0 {
+		if at := a.period.start(year, month, day, n, a.zone).UnixMicro(); at > wall || n <= 0 {
 			return at
 		}
 	}
@@ -204,92 +181,6 @@ func firstInstant(midnight time.Time, zone *time.Location) time.Time {
 	return first
 }
 
-func (r *calendar) earliest(l *Ledger, now Moment, n int64) int64 {
-	w, landed, inFlight := l.word[r.word:], r.used(l, now), l.inFlight(r.unit)
-	if landed+inFlight+n <= r.limit {
-		return now.At
-	}
-	// A boundary clears what has landed, but not what is in flight across it. After the wall clock
-	// was set back, a landing before the boundary may postpone it.
-	next, end, last := now.At, w[0], w[3]
-	if landed > 0 {
-		next = r.closes(now.on(last), end)
-	}
-	for i := range l.slots() {
-		at, carried := l.landing(i, r.unit)
-		if inFlight+n <= r.limit && at >= next {
-			break
-		}
-		if carried > 0 {
-			end, last = r.endOf(now.on(at), end, last), at
-			next = max(next, r.closes(now.on(at), end))
-		}
-		inFlight -= carried
-	}
-	if inFlight+n > r.limit {
-		return Never // estimates
-	}
-	return next
-}
-
-// shortestDay is less than any day in microseconds, also of a day on which clocks are set forward.
-const shortestDay = 22 * 60 * 60 * 1_000_000
-
-func (r *calendar) earliestTotal(l *Ledger, now Moment, n int64) int64 {
-	full, _ := rounds(n, r.limit)
-	return after(r.earliest(l, now, min(n, r.limit)), max(0, full-1), shortestDay)
-}
-
-// startPeriod begins a new period if the last one has ended.
-func (r *calendar) startPeriod(l *Ledger, m Moment) {
-	if w := l.word[r.word:]; r.ended(m, w[0], w[3]) {
-		w[0], w[1], w[2], w[3] = r.periodStart(m.Wall, 1), 0, 0, m.At
-	}
-}
-
-// correct makes the units count in the period that the wall clock now shows for the last landing, if
-// the recorded period would end later than any period that begins then: the date was wrong.
-func (r *calendar) correct(l *Ledger, now Moment) {
-	if w := l.word[r.word:]; w[0]-now.Wall+now.At > w[3]+r.longest {
-		w[0] = r.periodStart(now.on(w[3]).Wall, 1)
-	}
-}
-
-func (r *calendar) land(l *Ledger, at Moment, n int64) {
-	r.startPeriod(l, at)
-	w := l.word[r.word:]
-	w[1], w[3] = w[1]+n, at.At
-}
-
-func (r *calendar) opened(_ *Ledger, now Moment) int64 {
-	return r.periodStart(now.Wall, 0) - now.Wall + now.At
-}
-
-func (r *calendar) forget(l *Ledger, now Moment, keep int64) {
-	if r.used(l, now) > keep {
-		l.word[r.word+1] = keep
-	}
-}
-
-func (r *calendar) used(l *Ledger, now Moment) int64 {
-	if w := l.word[r.word:]; !r.ended(now, w[0], w[3]) {
-		return w[1]
-	}
-	return 0
-}
-
-func (r *calendar) fresh(l *Ledger, now Moment) int64 {
-	if r.used(l, now) == 0 {
-		return now.At
-	}
-	w := l.word[r.word:]
-	return r.closes(now.on(w[3]), w[0])
-}
-
-func (r *calendar) sound(l *Ledger) bool {
-	return stored(l.word[r.word:r.word+4]...) && l.word[r.word+2] <= 100
-}
-
 // A Crossing reports that a [Calendar] tier has come from one percent of its Limit to another.
 type Crossing struct {
 	// Tier is the index of the tier in the plan.
@@ -313,8 +204,8 @@ func (l *Ledger) Crossings(now Moment) (crossed []Crossing) {
 	}
 	now = l.advance(now)
 	for _, r := range l.plan.calendars {
-		r.startPeriod(l, now)
-		w := l.word[r.word:]
+		r.open(l, now)
+		w := r.state(l)
 		used := w[1] + l.inFlight(r.unit) - l.estimatesInFlight(r.unit)
 		if percent := min(100, used*100/r.limit); percent > w[2] {
 			crossed = append(crossed, Crossing{r.tier, int(w[2]), int(percent), used, time.UnixMicro(w[0])})

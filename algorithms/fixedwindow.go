@@ -1,63 +1,88 @@
 package algorithms
 
-import "math"
+import (
+	"math"
+	"time"
+)
 
-// aligned divides wall time into windows that begin at phase after the Unix epoch.
+// aligned divides wall time into windows that begin at phase after the Unix epoch or, for a calendar,
+// into the periods of a zone. A window has a number: of two windows, the later one has the larger
+// number. The number of a period is its end as Unix time.
 //
 // A wall clock that steps back does not reopen a window. But a landed unit counts for at most one
 // window, by the clock that never steps. Then the windows are those of the wall clock again. If it
-// steps back by more than a window, the date was wrong, see dated.
+// steps back by more than a window, the date was wrong, see misdated.
 type aligned struct {
-	limit, window, phase int64
+	limit, phase     int64
+	shortest, window int64 // the length of a window, and in a calendar a bound of the length of any
+	wrong            int64 // a landing in a window that ends more than this after it is misdated
+	period           Period
+	zone             *time.Location // nil without a period
 }
 
-func newAligned(t Tier) aligned { return aligned{t.Limit, Micros(t.Window), Micros(t.Phase)} }
+func newAligned(t Tier) aligned {
+	window := Micros(t.Window)
+	return aligned{limit: t.Limit, phase: Micros(t.Phase), shortest: window, window: window, wrong: 2 * window}
+}
 
-// number returns the number of the window that the wall clock shows.
-func (a aligned) number(m Moment) int64 { return floorDiv(m.Wall-a.phase, a.window) }
+// index returns the number of the window that the wall clock shows, if there is no period.
+func (a *aligned) index(m Moment) int64 { return floorDiv(m.Wall-a.phase, a.window) }
 
-// dated returns the number of the window of the last landing, which was at last, in the window
-// numbered landed. If the wall clock has since stepped back to before the window before that one, it
-// is the window that the clock now shows for last. Otherwise the units of all windows until the
-// wrong date would count as those of one window.
-func (a aligned) dated(m Moment, landed, last int64) int64 {
-	if n := a.number(m.on(last)); n < landed-1 {
-		return n
+// number returns the number of the window or period that the wall clock shows.
+func (a *aligned) number(m Moment) int64 {
+	if a.zone != nil {
+		return a.periodStart(m.Wall, 1)
 	}
-	return landed
+	return a.index(m)
+}
+
+// wallEnd returns the end of a window as Unix time.
+func (a *aligned) wallEnd(number int64) int64 {
+	if a.zone != nil {
+		return number
+	}
+	return (number+1)*a.window + a.phase
+}
+
+// end returns the end of a window on the clock that never steps.
+func (a *aligned) end(now Moment, number int64) int64 { return a.wallEnd(number) - now.Wall + now.At }
+
+// opened returns when the window that the wall clock shows has opened.
+func (a *aligned) opened(_ *Ledger, now Moment) int64 {
+	if a.zone != nil {
+		return a.periodStart(now.Wall, 0) - now.Wall + now.At
+	}
+	return a.end(now, a.number(now)-1)
+}
+
+// misdated reports whether the date of the last landing was wrong. It was at last, in the window
+// numbered landed, and the wall clock has since stepped back to before the window before that one.
+// Its units then belong in the window that the clock now shows for last. Otherwise the units of all
+// windows until the wrong date would count as those of one window.
+func (a *aligned) misdated(now Moment, landed, last int64) bool {
+	return a.end(now, landed) > last+a.wrong
 }
 
 // ended reports whether the window numbered landed, of a landing at last, has ended.
-func (a aligned) ended(m Moment, landed, last int64) bool {
-	return a.number(m) > landed || m.At >= last+a.window
-}
-
-// index returns the number of the window in which a moment counts. The last landing was at last,
-// in the window numbered landed.
-func (a aligned) index(m Moment, landed, last int64) int64 {
-	if a.ended(m, landed, last) {
-		return a.number(m)
-	}
-	return landed
-}
-
-// start returns the instant at which a window opens, on the clock that never steps.
-func (a aligned) start(now Moment, index int64) int64 {
-	return index*a.window + a.phase - now.Wall + now.At
+func (a *aligned) ended(m Moment, landed, last int64) bool {
+	return m.Wall >= a.wallEnd(landed) || m.At >= last+a.window
 }
 
 // closes returns the instant from which a landing at m, in the window with that number, no longer
 // counts.
-func (a aligned) closes(m Moment, index int64) int64 {
-	return min(a.start(m, index+1), m.At+a.window)
+func (a *aligned) closes(m Moment, number int64) int64 {
+	return min(a.end(m, number), m.At+a.window)
 }
 
-// indexSound reports whether a window may have that number.
-func (a aligned) indexSound(index int64) bool { return index >= 0 && index <= mostStored/a.window }
+// sound reports whether a state may have the words of a window: its number, its counts and the
+// instant of its last landing.
+func (a *aligned) sound(words []int64) bool {
+	return stored(words...) && (a.zone != nil || words[0] <= mostStored/a.window)
+}
 
 var fixedWindowCounter = counter{
 	name:    "fixed_window",
-	newRule: func(t Tier, s site) rule { return &fixedWindow{s, newAligned(t)} },
+	newRule: func(t Tier, s site) rule { return &fixedWindow{s, newAligned(t), 3} },
 	// A unit that leaves as a window opens counts until the end of the window in which it lands.
 	rate: func(limit, window, _, guard float64) float64 {
 		return limit / (window * (1 + math.Floor(guard/window)))
@@ -77,31 +102,41 @@ var fixedWindowCounter = counter{
 type fixedWindow struct {
 	site
 	aligned
+	size int // of the state in words
 }
 
-// The words are the number of the window of the last landing, the units that landed in it, and the
-// instant of that landing.
-func (*fixedWindow) words() (words, rings int) { return 3, 0 }
+// The words are the number of the window of the last landing, the units that landed in it, in a
+// calendar also the percent of the limit that Crossings has reported, and the instant of that
+// landing.
+func (r *fixedWindow) words() (words, rings int) { return r.size, 0 }
+
+func (r *fixedWindow) state(l *Ledger) []int64 { return l.word[r.word : r.word+r.size] }
+
+// landed returns the number of the window of the last landing, and the instant of that landing.
+func (r *fixedWindow) landed(l *Ledger) (number, last int64) {
+	return l.word[r.word], l.word[r.word+r.size-1]
+}
 
 func (r *fixedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
-	w, landed, inFlight := l.word[r.word:], r.used(l, now), l.inFlight(r.unit)
-	if landed+inFlight+n <= r.limit {
+	used, inFlight := r.used(l, now), l.inFlight(r.unit)
+	if used+inFlight+n <= r.limit {
 		return now.At
 	}
 	// A boundary clears what has landed, but not what is in flight across it. After the wall clock
 	// was set back, a landing before the boundary may postpone it.
-	next, index, last := now.At, w[0], w[2]
-	if landed > 0 {
-		next = r.closes(now.on(last), index)
-	}
+	next := r.fresh(l, now)
+	number, last := r.landed(l)
 	for i := range l.slots() {
 		at, carried := l.landing(i, r.unit)
 		if inFlight+n <= r.limit && at >= next {
 			break
 		}
 		if carried > 0 {
-			index, last = r.index(now.on(at), index, last), at
-			next = max(next, r.closes(now.on(at), index))
+			m := now.on(at)
+			if r.ended(m, number, last) {
+				number = r.number(m)
+			}
+			next, last = max(next, r.closes(m, number)), at
 		}
 		inFlight -= carried
 	}
@@ -113,28 +148,36 @@ func (r *fixedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 
 func (r *fixedWindow) earliestTotal(l *Ledger, now Moment, n int64) int64 {
 	full, _ := rounds(n, r.limit)
-	return after(r.earliest(l, now, min(n, r.limit)), max(0, full-1), r.window)
+	return after(r.earliest(l, now, min(n, r.limit)), max(0, full-1), r.shortest)
+}
+
+// open opens a new window if the last one has ended.
+func (r *fixedWindow) open(l *Ledger, m Moment) {
+	if number, last := r.landed(l); r.ended(m, number, last) {
+		w := r.state(l)
+		clear(w)
+		w[0], w[r.size-1] = r.number(m), m.At
+	}
 }
 
 func (r *fixedWindow) land(l *Ledger, at Moment, n int64) {
-	w := l.word[r.word:]
-	w[0], w[1], w[2] = r.index(at, w[0], w[2]), r.used(l, at)+n, at.At
+	r.open(l, at)
+	w := r.state(l)
+	w[1], w[r.size-1] = w[1]+n, at.At
 }
 
 func (r *fixedWindow) used(l *Ledger, now Moment) int64 {
-	w := l.word[r.word:]
-	if r.ended(now, w[0], w[2]) {
+	if number, last := r.landed(l); r.ended(now, number, last) {
 		return 0
 	}
-	return w[1]
+	return l.word[r.word+1]
 }
 
 func (r *fixedWindow) correct(l *Ledger, now Moment) {
-	w := l.word[r.word:]
-	w[0] = r.dated(now, w[0], w[2])
+	if number, last := r.landed(l); r.misdated(now, number, last) {
+		l.word[r.word] = r.number(now.on(last))
+	}
 }
-
-func (r *fixedWindow) opened(_ *Ledger, now Moment) int64 { return r.start(now, r.number(now)) }
 
 func (r *fixedWindow) forget(l *Ledger, now Moment, keep int64) {
 	if r.used(l, now) > keep {
@@ -146,10 +189,8 @@ func (r *fixedWindow) fresh(l *Ledger, now Moment) int64 {
 	if r.used(l, now) == 0 {
 		return now.At
 	}
-	w := l.word[r.word:]
-	return r.closes(now.on(w[2]), w[0])
+	number, last := r.landed(l)
+	return r.closes(now.on(last), number)
 }
 
-func (r *fixedWindow) sound(l *Ledger) bool {
-	return r.indexSound(l.word[r.word]) && stored(l.word[r.word+1:r.word+3]...)
-}
+func (r *fixedWindow) sound(l *Ledger) bool { return r.aligned.sound(r.state(l)) }

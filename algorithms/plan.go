@@ -103,14 +103,14 @@ func NewPlan(tiers []Tier, guard time.Duration) (*Plan, error) {
 	if guard < 0 || guard > MaxWindow {
 		errs = append(errs, fmt.Errorf("Guard is %v: it must be from 0 to %v", guard, MaxWindow))
 	}
-	for i, t := range tiers {
+	for _, t := range tiers {
 		if err := t.Validate(); err != nil {
-			errs = append(errs, fmt.Errorf("tier %d %q: %w", i, t, err))
+			errs = append(errs, fmt.Errorf("tier %q: %w", t, err))
 		}
 	}
-	for i, t := range tiers {
+	for _, t := range tiers {
 		if t.counter().released && slices.ContainsFunc(tiers, func(o Tier) bool { return o.Estimated && o.Unit == t.Unit }) {
-			errs = append(errs, fmt.Errorf("tier %d %q: Unit is %q: %v can't count estimates, name another unit", i, t, t.Unit, t.Algorithm))
+			errs = append(errs, fmt.Errorf("tier %q: Unit is %q: %v can't count estimates, name another unit", t, t.Unit, t.Algorithm))
 		}
 	}
 	if len(errs) > 0 {

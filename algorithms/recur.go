@@ -81,7 +81,7 @@ func (a *aligned) recurs(words, before []int64, by int64) bool {
 }
 
 func (r *fixedWindow) recurs(l, o *Ledger, by int64) bool {
-	return r.aligned.recurs(l.word[r.word:r.word+3], o.word[r.word:r.word+3], by)
+	return r.aligned.recurs(r.state(l), r.state(o), by)
 }
 
 func (r *weightedWindow) recurs(l, o *Ledger, by int64) bool {

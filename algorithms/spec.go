@@ -1,6 +1,7 @@
 package algorithms
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -109,7 +110,7 @@ func ParseTier(spec string) (Tier, error) {
 	limit, window, hasWindow := strings.Cut(strings.TrimSpace(fields[0]), "/")
 	n, err := ParseCount(limit)
 	if err != nil {
-		return Tier{}, fmt.Errorf("limit: %w", err)
+		return Tier{}, fmt.Errorf("limit: %w: write limit/window, such as 5/s or 10000/h", err)
 	}
 	t.Limit = n
 	window = strings.TrimSpace(window)
@@ -122,6 +123,9 @@ func ParseTier(spec string) (Tier, error) {
 	}
 	if err = EachOption(fields[1:], t.setOption); err != nil {
 		return Tier{}, err
+	}
+	if window == "" && t.Algorithm != Concurrency {
+		return Tier{}, fmt.Errorf("window: it is missing: write %d/s, %d/min, %d/h or %d/d", n, n, n, n)
 	}
 	return t, t.Validate()
 }
@@ -178,6 +182,9 @@ func EachOption(options []string, set func(name, value string) error) error {
 // ParseCount parses a whole number of at least 0.
 func ParseCount(s string) (int64, error) {
 	n, err := strconv.ParseInt(strings.TrimSpace(s), 10, 64)
+	if errors.Is(err, strconv.ErrRange) && n > 0 {
+		return 0, fmt.Errorf("%q is too large", s)
+	}
 	if err != nil || n < 0 {
 		return 0, fmt.Errorf("%q is not a whole number", s)
 	}

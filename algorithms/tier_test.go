@@ -91,7 +91,7 @@ func TestParseTier(t *testing.T) {
 		"":                       `limit: "" is not a whole number`,
 		"x/s":                    `limit: "x" is not a whole number`,
 		"-5/s":                   `limit: "-5" is not a whole number`,
-		"5":                      "Window is 0s",
+		"5":                      "window: it is missing: write 5/s, 5/min, 5/h or 5/d",
 		"5/":                     `window: "" is not a length of time`,
 		"5/x":                    `window: "x" is not a length of time: use s, min, h, d`,
 		"5//s":                   `window: "/s" is not a length of time`,
@@ -105,7 +105,7 @@ func TestParseTier(t *testing.T) {
 		"5/day;algo=gcra":        "Period is day: gcra has none",
 		"5/s;algo=calendar":      "Window is 1s: calendar has a Period instead",
 		"5/s;algo=concurrency":   "Window is 1s: concurrency has none",
-		"99999999999999999999/s": "is not a whole number",
+		"99999999999999999999/s": "is too large: write limit/window",
 		"5/9999999999d":          "is not a length of time",
 	} {
 		if _, err := ParseTier(spec); err == nil || !strings.Contains(err.Error(), want) {

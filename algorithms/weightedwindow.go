@@ -30,11 +30,11 @@ type counts struct{ index, current, previous, last int64 }
 
 // roll returns the counts at a moment.
 func (r *weightedWindow) roll(c counts, m Moment) counts {
-	if n := r.number(m.on(c.last)); n < c.index && m.At >= c.last+r.window {
+	if n := r.index(m.on(c.last)); n < c.index && m.At >= c.last+r.window {
 		// The clock was set back, so the units landed in another window.
 		c = counts{n, c.current + c.previous, 0, c.last}
 	}
-	switch index := max(c.index, r.number(m)); index {
+	switch index := max(c.index, r.index(m)); index {
 	case c.index:
 		return c
 	case c.index + 1:
@@ -46,8 +46,8 @@ func (r *weightedWindow) roll(c counts, m Moment) counts {
 
 // nextRoll returns the instant at which the counts of a moment change, if nothing lands before.
 func (r *weightedWindow) nextRoll(c counts, m Moment) int64 {
-	end, over := r.start(m, c.index+1), c.last+r.window
-	if m.At < over && r.number(m.on(c.last)) < c.index {
+	end, over := r.end(m, c.index), c.last+r.window
+	if m.At < over && r.index(m.on(c.last)) < c.index {
 		end = min(end, over)
 	}
 	return end
@@ -66,8 +66,8 @@ func (r *weightedWindow) set(l *Ledger, c counts) {
 // them.
 func (r *weightedWindow) correct(l *Ledger, now Moment) {
 	w := l.word[r.word:]
-	if n := r.dated(now, w[0], w[3]); n != w[0] {
-		r.set(l, counts{n, w[1] + w[2], 0, w[3]})
+	if r.misdated(now, w[0], w[3]) {
+		r.set(l, counts{r.index(now.on(w[3])), w[1] + w[2], 0, w[3]})
 	}
 }
 
@@ -111,7 +111,7 @@ func (r *weightedWindow) earliestTotal(l *Ledger, now Moment, n int64) int64 {
 		return now.At
 	}
 	full, _ := rounds(n, r.limit)
-	return after(r.start(now, c.index+1), full, r.window)
+	return after(r.end(now, c.index), full, r.window)
 }
 
 // leaves returns the first instant from now on at which the units of the previous window weigh at
@@ -121,7 +121,7 @@ func (r *weightedWindow) leaves(c counts, now Moment, free int64) int64 {
 		return now.At
 	}
 	view, _ := mulDiv(free, r.window, c.previous)
-	return max(now.At, r.start(now, c.index+1)-view)
+	return max(now.At, r.end(now, c.index)-view)
 }
 
 func (r *weightedWindow) land(l *Ledger, at Moment, n int64) {
@@ -132,10 +132,8 @@ func (r *weightedWindow) land(l *Ledger, at Moment, n int64) {
 
 func (r *weightedWindow) used(l *Ledger, now Moment) int64 {
 	c := r.counts(l, now)
-	return c.current + ceilMulDiv(c.previous, min(r.window, r.start(now, c.index+1)-now.At), r.window)
+	return c.current + ceilMulDiv(c.previous, min(r.window, r.end(now, c.index)-now.At), r.window)
 }
-
-func (r *weightedWindow) opened(_ *Ledger, now Moment) int64 { return r.start(now, r.number(now)) }
 
 func (r *weightedWindow) forget(l *Ledger, now Moment, keep int64) {
 	for r.used(l, now) > keep {
@@ -159,5 +157,5 @@ func (r *weightedWindow) fresh(l *Ledger, now Moment) int64 {
 }
 
 func (r *weightedWindow) sound(l *Ledger) bool {
-	return r.indexSound(l.word[r.word]) && stored(l.word[r.word+1:r.word+4]...)
+	return r.aligned.sound(l.word[r.word : r.word+4])
 }

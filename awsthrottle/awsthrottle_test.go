@@ -306,7 +306,7 @@ func TestBodies(t *testing.T) {
 // Operations have limits of their own, by what they are.
 func TestRoute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, err := throttle.NewGroup(throttle.Policy{Name: "queue", Tiers: []throttle.Tier{{Limit: 10, Window: time.Second, Unit: "messages"}}}, nil)
+		g, err := throttle.NewGroup(throttle.Policy{Name: "queue", Tiers: []throttle.Tier{{Limit: 10, Window: time.Second, Unit: "messages"}}}, nil, throttle.GroupOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -36,7 +36,7 @@ func TestBudgetOfAFleet(t *testing.T) {
 	var spent atomic.Int64
 	var callers sync.WaitGroup
 	for range 4 {
-		l := limiter(t, p, distributed.New(s.Client(), distributed.Options{Timeout: slow}))
+		l := limiter(t, p, distributed.New(s.PatientClient(), distributed.Options{Timeout: slow}))
 		for range 250 {
 			callers.Go(func() {
 				switch _, err := l.Acquire(context.Background(), throttle.Cost{"usd": cost}); {

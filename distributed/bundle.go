@@ -2,6 +2,7 @@ package distributed
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,6 +18,7 @@ import (
 // of them.
 type bundle struct {
 	quotas   []*quota // the outermost last
+	turns    []*quota // the same in the order of their keys, in which calls take the turns of their leases
 	headroom []int    // the percentages that requests which yield leave in them
 
 	mu       sync.Mutex // guards all below
@@ -27,8 +29,7 @@ type bundle struct {
 	frontier time.Time  // the time of the outermost quota's last reservation, as of then
 }
 
-// Bundle returns nil if a quota is of another store or in another slot, goes on without Redis, or has
-// concurrency, estimates, budgets or calendars.
+// Bundle returns nil if a quota is of another store or in another slot.
 func (q *quota) Bundle(around []store.Quota, headroom []int) store.Bundle {
 	b := &bundle{quotas: []*quota{q}, headroom: headroom}
 	for _, o := range around {
@@ -38,15 +39,35 @@ func (q *quota) Bundle(around []store.Quota, headroom []int) store.Bundle {
 		}
 		b.quotas = append(b.quotas, o)
 	}
-	keys := make(map[string]bool)
-	for _, q := range b.quotas {
-		calendar := slices.ContainsFunc(q.plan.Tiers(), func(t algorithms.Tier) bool { return t.Algorithm == algorithms.Calendar })
-		if keys[q.key] || q.leases != nil || q.fallback != nil || len(q.budgets) > 0 || calendar || q.store.apart.Load() {
+	b.turns = slices.SortedFunc(slices.Values(b.quotas), func(x, y *quota) int { return strings.Compare(x.key, y.key) })
+	for i, q := range b.turns {
+		if q.store.apart.Load() || i > 0 && q.key == b.turns[i-1].key {
 			return nil
 		}
-		keys[q.key] = true
 	}
 	return b
+}
+
+// lock takes the turns of the leases of all quotas. It returns false, without the turns, if a quota has
+// a successor.
+func (b *bundle) lock() bool {
+	for _, q := range b.turns {
+		_ = q.leases.lock(context.Background())
+	}
+	if slices.ContainsFunc(b.quotas, func(q *quota) bool { return !q.isNewest() }) {
+		b.unlock(nil)
+		return false
+	}
+	for _, q := range b.quotas {
+		q.leases.rebase(q)
+	}
+	return true
+}
+
+func (b *bundle) unlock(err error) {
+	for _, q := range b.quotas {
+		q.leases.unlock(err)
+	}
 }
 
 // Reserve asks Redis, in a goroutine that ends with the call.
@@ -68,30 +89,23 @@ func (b *bundle) reserve(guards []time.Duration, requests []store.Request, done 
 		done(nil, store.ErrApart)
 		return
 	}
-	q.measureTrip()
 	for _, q := range b.quotas {
-		d, held := q.pausedLocally()
-		if !held && !q.isNewest() {
-			d, held = moved, true
-		}
-		if held {
+		if d, held := q.pausedLocally(); held {
 			done(slices.Repeat([]store.Decision{d}, len(requests)), nil)
 			return
 		}
+		_ = q.repay()
+	}
+	q.measureTrip()
+	if !b.lock() {
+		done(slices.Repeat([]store.Decision{moved}, len(requests)), nil)
+		return
 	}
 	requests = requests[:min(len(requests), mostACall)]
 	t, parts := b.trip(guards, requests)
 	t.done = func(err error) {
-		var got []store.Decision
-		if err == nil {
-			got, err = b.read(t, parts, requests)
-		}
+		got, err := b.conclude(t, parts, requests, err)
 		switch {
-		case errors.Is(err, store.ErrApart):
-			if !isMoving(err) { // otherwise the server or a proxy will always refuse
-				q.store.apart.Store(true)
-			}
-			done(nil, store.ErrApart)
 		case err != nil:
 			done(nil, err)
 		case t.isLate(got):
@@ -118,26 +132,59 @@ func (b *bundle) reserve(guards []time.Duration, requests []store.Request, done 
 		}
 	}
 	t.late = func() {
-		if got, err := b.read(t, parts, requests); err == nil {
-			b.Cancel(got)
+		got, _ := b.read(t, parts, requests)
+		for i, q := range b.quotas {
+			q.refund(partsOf(got, i), true)
 		}
 	}
 	q.node.make(t)
 }
 
+// conclude returns the decisions of a trip, and ends the turns of the leases. While Redis is away, quotas
+// that go on without it decide one after the other.
+func (b *bundle) conclude(t *trip, parts []trip, requests []store.Request, failed error) (got []store.Decision, err error) {
+	if err = failed; err == nil {
+		got, err = b.read(t, parts, requests)
+	}
+	if err == nil {
+		for i, q := range b.quotas {
+			own := partsOf(got, i)
+			q.fallback.charge(own)
+			q.leases.grant(own)
+		}
+	}
+	if apart := errors.Is(err, store.ErrApart); apart && failed == nil {
+		b.unlock(nil)
+	} else {
+		b.unlock(err)
+	}
+	switch {
+	case errors.Is(err, store.ErrApart):
+		if !isMoving(err) { // otherwise the server or a proxy will always refuse
+			b.quotas[0].store.apart.Store(true)
+		}
+		return nil, store.ErrApart
+	case errors.Is(err, store.ErrUnavailable) && slices.ContainsFunc(b.quotas, func(q *quota) bool { return q.fallback != nil }):
+		return nil, store.ErrApart
+	}
+	return got, err
+}
+
 // trip returns a trip that reserves requests, and the part of each quota in it.
 func (b *bundle) trip(guards []time.Duration, requests []store.Request) (t *trip, parts []trip) {
 	q, ways := b.quotas[0], append([]time.Duration{0}, guards...)
-	for _, r := range requests {
-		ways[0] = max(ways[0], cmp.Or(r.Guard, q.plan.Guard()))
-	}
 	t, parts = new(trip), make([]trip, len(b.quotas))
-	args := q.begin(opBundle, 8+4*len(guards)+len(requests)*(2+len(requests[0].Cost)))
-	at, c := len(args), &call{quota: q, key: q.key}
-	args = append(args, nil, nil, nil, b.headroom[0])
-	for i, o := range b.quotas[1:] {
-		args = append(args, o.text, nil, nil, b.headroom[1+i])
-		c.more = append(c.more, o.key)
+	for _, r := range requests {
+		ways[0], t.hold = max(ways[0], cmp.Or(r.Guard, q.plan.Guard())), max(t.hold, r.Hold)
+	}
+	c, at := &call{quota: q, key: q.key, more: q.leases.keys()}, make([]int, len(b.quotas))
+	args := append(q.begin(opBundle, 8+4*len(guards)+len(requests)*(2+len(requests[0].Cost))), nil)
+	for i, o := range b.quotas {
+		if i > 0 {
+			args, c.more = o.appendPlan(args), slices.Concat(c.more, []string{o.key}, o.leases.keys())
+		}
+		at[i] = len(args)
+		args = o.appendBudgets(append(args, nil, nil, b.headroom[i]))
 	}
 	b.mu.Lock()
 	args = append(args, micros(q.store.options.Horizon), micros(q.soon()), b.turn, b.promised)
@@ -147,13 +194,13 @@ func (b *bundle) trip(guards []time.Duration, requests []store.Request) (t *trip
 	t.onSend = func(calls int) {
 		most := store.Forever // of the reply, by the bounds of the quotas
 		for i, q := range b.quotas {
-			good, reply, _ := q.terms(ways[i], calls)
+			good, reply, _ := q.terms(ways[i], t.hold, calls)
 			parts[i].good, parts[i].guard = good, q.guard(ways[i], good)
-			c.args[at+1+4*i], c.args[at+2+4*i] = micros(parts[i].guard), q.clock.shows(time.Now())
+			c.args[at[i]], c.args[at[i]+1] = micros(parts[i].guard), q.clock.shows(time.Now())
 			t.reply, most = max(t.reply, reply), min(most, max(0, q.bound-good))
 		}
 		t.reply = min(t.reply, most)
-		c.args[at] = micros(t.reply)
+		c.args[at[0]-1] = micros(t.reply)
 	}
 	return t, parts
 }
@@ -204,7 +251,11 @@ func (b *bundle) read(t *trip, parts []trip, requests []store.Request) (got []st
 		}
 		tiers += len(q.plan.Tiers())
 	}
-	decided, ok := eachOf(reply[2+n*headerLen:], len(requests), tiers)
+	runs, crossed := reply[2+n*headerLen:], make([][]algorithms.Crossing, n)
+	for i := n - 1; i >= 0; i-- {
+		runs, crossed[i] = b.quotas[i].crossed(runs)
+	}
+	decided, ok := eachOf(runs, len(requests), tiers)
 	if !ok || len(decided) == 0 {
 		return nil, b.garbled(t)
 	}
@@ -217,6 +268,11 @@ func (b *bundle) read(t *trip, parts []trip, requests []store.Request) (got []st
 		what, at, r := decided[2*i], decided[2*i+1], requests[i]
 		if what < -1 {
 			got = append(got, b.charged(what, at, headers, known, parts, r))
+			for i, q := range b.quotas {
+				if part := &got[len(got)-1].Reservation.Parts[i]; part.Verdict == store.Admitted {
+					part.Crossed, crossed[i] = append(q.takeUnreported(), crossed[i]...), nil
+				}
+			}
 			continue
 		}
 		if stopped {
@@ -292,7 +348,7 @@ func (b *bundle) leave() {
 		return
 	}
 	q := b.quotas[0]
-	q.store.reports.later(leaveDelay, func() {
+	q.store.reports.later(leaveDelay, func() error {
 		b.mu.Lock()
 		turn, promised := b.turn, b.promised
 		if b.waiting {
@@ -301,7 +357,7 @@ func (b *bundle) leave() {
 			b.turn, b.promised, b.asked = 0, 0, time.Time{}
 		}
 		b.mu.Unlock()
-		q.giveBack(turn, promised)
+		return q.giveBack(turn, promised)
 	})
 }
 
@@ -316,14 +372,16 @@ func (b *bundle) charged(what, at int64, headers []header, known []bounds, parts
 	for i, q := range b.quotas {
 		n, h, own := len(q.plan.Units()), headers[i], new(store.Reservation)
 		c := q.decided(what, at+h.now-headers[0].now, h, known[i], &parts[i], store.Request{Cost: cost[:n:n], WaitSpec: r.WaitSpec}, own)
-		if i == 0 {
-			d.Wait, d.Epoch, d.Level, d.At = c.Wait, c.Epoch, c.Level, c.At
-			all.Told, all.Start, all.End, all.Again, all.At, all.Guard, all.State = own.Told, own.Start, own.End, own.Again, own.At, own.Guard, own.State
-		}
-		if i > 0 && !slices.ContainsFunc(own.Cost, func(n int64) bool { return n > 0 }) {
+		switch {
+		case !slices.ContainsFunc(own.Cost, func(n int64) bool { return n > 0 }):
 			c.Verdict, c.Probe, own.State = store.Ready, false, inFallback // it is not charged
-		} else if all.Start, d.Probe = latest(all.Start, own.Start), d.Probe || c.Probe; own.End.Before(all.End) {
-			all.End = own.End
+		case all.Told.IsZero(): // the first that charges it
+			d.Wait, d.Epoch, d.Level, d.At, d.Probe = c.Wait, c.Epoch, c.Level, c.At, c.Probe
+			all.Told, all.Start, all.End, all.Again, all.At, all.Guard, all.State = own.Told, own.Start, own.End, own.Again, own.At, own.Guard, own.State
+		default:
+			if all.Start, d.Probe = latest(all.Start, own.Start), d.Probe || c.Probe; own.End.Before(all.End) {
+				all.End = own.End
+			}
 		}
 		all.Parts[i], cost = c, cost[n:]
 	}
@@ -333,20 +391,35 @@ func (b *bundle) charged(what, at int64, headers []header, known []bounds, parts
 
 // refused returns the decision on a request that was not charged. until is the end of all pauses.
 func (b *bundle) refused(what, at, until int64, h header, known bounds, t *trip, r store.Request) store.Decision {
-	q, d := b.quotas[0], store.Decision{Tier: int(max(what, 0) - 1), Wait: store.Forever, Epoch: h.epoch, Level: h.level}
+	q := b.quotas[0]
+	d := store.Decision{Tier: int(max(what, 0) - 1), Wait: store.Forever, Epoch: h.epoch, Level: h.level}
 	if at != never {
 		_, to := known.when(at, t.got)
 		d.Wait = max(0, to.Sub(t.got))
 	}
-	switch {
+	switch by, tier := b.decider(d.Tier); {
+	case by.plan.Exhausted(tier):
+		d.Verdict, d.Crossed = store.Exhausted, by.takeUnreported()
 	case at != never && isLate(r, microseconds(at-h.now)):
 		d.Verdict = store.Late
 	case what == -1 && at == until:
 		d.Wait -= min(q.lead(d.Wait, 8), askBeforeEnd, d.Wait/2)
+	case at == never && by.leases != nil:
+		d.Wait = by.leases.askAgain() // a message may be lost
 	case at == never:
 		d.Wait = q.store.options.Horizon
 	}
 	return d
+}
+
+// decider returns the quota of a tier, and its index there, which may be -1.
+func (b *bundle) decider(tier int) (*quota, int) {
+	i := 0
+	for tier >= len(b.quotas[i].plan.Tiers()) {
+		tier -= len(b.quotas[i].plan.Tiers())
+		i++
+	}
+	return b.quotas[i], tier
 }
 
 // overtaken reports whether a charge is void in any quota.

@@ -46,7 +46,7 @@ func (n *nest) call(keys []string, op string, args ...any) []int64 {
 // instant. It returns the decision and how long until the request.
 func (n *nest) ask(shows int64) (what int64, in time.Duration) {
 	n.t.Helper()
-	reply := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, shows, 0, n.text, 0, shows, 0, 1800_000_000, 1_000_000, 0, 0, 1, -1, 1, 1)
+	reply := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, shows, 0, 0, n.text, 0, shows, 0, 0, 1800_000_000, 1_000_000, 0, 0, 1, -1, 1, 1)
 	own := reply[headerLen+2+headerLen:]
 	return own[0], microseconds(own[1] - reply[0])
 }
@@ -70,7 +70,7 @@ func (n *nest) take(last round, yields bool) (next round) {
 		count = -8
 	}
 	fast := planText(planOf(n.t, 10*time.Millisecond, "100/s;algo=sliding_log"))
-	reply := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, 0, 100, fast, 0, 0, 0, 700_000, 1000, turn, last.promised, count, -1, 1, 1)
+	reply := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, 0, 100, 0, fast, 0, 0, 0, 0, 700_000, 1000, turn, last.promised, count, -1, 1, 1)
 	next.promised = reply[headerLen+1]
 	for own := reply[headerLen+2+headerLen:]; len(own) > 0; own = own[3:] {
 		if own[0] < -1 {
@@ -191,7 +191,7 @@ func TestBundleTakesReturnedTimes(t *testing.T) {
 func TestTurnsOfALostState(t *testing.T) {
 	eachNest(t, "1/10s;algo=sliding_log", func(n *nest) {
 		const turn = 6_000_000
-		bundled := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, 0, 0, n.text, 0, 0, 0, 1800_000_000, 10_000, turn, 1, 1, -1, 1, 1)[2*headerLen+2:]
+		bundled := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, 0, 0, 0, n.text, 0, 0, 0, 0, 1800_000_000, 10_000, turn, 1, 1, -1, 1, 1)[2*headerLen+2:]
 		batch := n.call([]string{n.inner + ":batch"}, opReserve, 1800_000_000, 0, 0, 0, 0, 0, 0, -1, -1, 0, 10_000, turn, 1)[headerLen:]
 		if bundled[0] >= -1 || batch[0] >= -1 {
 			n.t.Errorf("got %v and %v, want both requests admitted", bundled, batch)
@@ -204,7 +204,7 @@ func newBundle(t *testing.T, guard time.Duration) *bundle {
 	s := New(redis.NewClient(&redis.Options{Addr: "localhost:1"}), Options{})
 	var quotas []store.Quota
 	for _, key := range []string{"inner", "outer"} {
-		q, err := s.Open(key, planOf(t, guard, "1/10s"))
+		q, err := s.Open(key, planOf(t, guard, "1/10s"), nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -56,13 +56,13 @@ func TestServerBundles(t *testing.T) {
 		run(t, rdb, distributed.Options{}, true)
 	})
 	t.Run("cluster, one slot", func(t *testing.T) {
-		run(t, redistest.StartCluster(t, 3, 0).Client(), distributed.Options{Prefix: "{throttle}:"}, true)
+		run(t, redistest.StartCluster(t, 3, 0).PatientClient(), distributed.Options{Prefix: "{throttle}:"}, true)
 	})
 	t.Run("cluster", func(t *testing.T) {
-		run(t, redistest.StartCluster(t, 3, 0).Client(), distributed.Options{}, false)
+		run(t, redistest.StartCluster(t, 3, 0).PatientClient(), distributed.Options{}, false)
 	})
 	t.Run("one node of several", func(t *testing.T) { // as behind a proxy
-		rdb := redistest.Start(t).Client()
+		rdb := redistest.Start(t).PatientClient()
 		rdb.AddHook(crossSlot{})
 		s := distributed.New(rdb, distributed.Options{Timeout: slow})
 		l := limiter(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(50)}}, s).
@@ -150,7 +150,7 @@ func (redisError) RedisError()     {}
 func TestBundleSlotMoves(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 0)
-	rdb := c.Client()
+	rdb := c.PatientClient()
 	counter := new(bundleCalls)
 	rdb.AddHook(counter)
 	s := distributed.New(rdb, distributed.Options{Prefix: "{throttle}:", Timeout: slow})

@@ -17,6 +17,8 @@ import (
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/calls"
 	"github.com/apithrottle/throttle/internal/soak"
+	"github.com/apithrottle/throttle/local"
+	"github.com/apithrottle/throttle/store"
 )
 
 // An account is processes whose callers send under several quotas inside one outer quota.
@@ -349,6 +351,29 @@ func TestBundleChanges(t *testing.T) {
 		expect("with another tier", during(10*sec), 14, 22)
 		stop()
 		wg.Wait()
+	})
+}
+
+// TestBundleOfOneStore checks that quotas reserve together only if they are different ones of one store.
+func TestBundleOfOneStore(t *testing.T) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		p := plan(t, 50*ms, logs(10)...)
+		open := func(st store.Store, key string) store.Quota { return quota(t, st, key, p) }
+		one := distributed.New(near(t, s), distributed.Options{})
+		for name, c := range map[string]struct {
+			around []store.Quota
+			want   bool
+		}{
+			"one store":       {[]store.Quota{open(one, "outer"), open(one, "outermost")}, true},
+			"another store":   {[]store.Quota{open(distributed.New(near(t, s), distributed.Options{}), "outer")}, false},
+			"another process": {[]store.Quota{open(one, "outer"), open(local.New(), "outermost")}, false},
+			"the same quota":  {[]store.Quota{open(one, "outer"), open(one, "inner")}, false},
+		} {
+			b := open(one, "inner").(store.Bundler).Bundle(c.around, make([]int, 1+len(c.around)))
+			if (b != nil) != c.want {
+				t.Errorf("%s: got a bundle: %v, want %v", name, b != nil, c.want)
+			}
+		}
 	})
 }
 

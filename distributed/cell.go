@@ -34,6 +34,7 @@ import (
 //     fleet only when it receives its own.
 //   - Policy.Headroom across processes: a Batch request leaves headroom to the callers of its own
 //     process, which go ahead of it, and not to those of other processes.
+//   - SetPolicy with another tier: the server does not keep what is charged.
 //   - Refunds: a canceled request stays charged, and so does a request whose call got no answer.
 //
 // While the server is away, callers wait for it until their context ends. A user with restricted
@@ -65,15 +66,15 @@ func Cell(rdb redis.UniversalClient) *CellStore {
 
 // Open returns the quota of a key. The error of an unsupported plan lists everything in it that
 // CL.THROTTLE can't do. A key that is open with another tier is an error. Open does not block.
-func (s *CellStore) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
+func (s *CellStore) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
 	if err := s.validate(key, plan); err != nil {
 		return nil, err
 	}
-	here, err := s.pauses.Open(key, plan)
+	here, err := s.pauses.Open(key, plan, nil)
 	if err != nil {
 		return nil, fmt.Errorf("distributed: Cell: %w", err)
 	}
-	return &cell{pauses: here.(pauses), rdb: s.rdb, key: s.names.name(key), tier: plan.Tiers()[0]}, nil
+	return &cell{pauses: here.(pauses), calls: report, rdb: s.rdb, key: s.names.name(key), plan: plan, tier: plan.Tiers()[0]}, nil
 }
 
 func (s *CellStore) validate(key string, plan *algorithms.Plan) error {
@@ -110,29 +111,36 @@ func (s *CellStore) validate(key string, plan *algorithms.Plan) error {
 	return errors.Join(errs...)
 }
 
-// A cell is the quota that one limiter uses. Pause, Watch, Forecast and Close are methods of a
+// A cell is the quota that one limiter uses. Pause, Watch, Forecast, Idle and Close are methods of a
 // local quota that is never charged. Its forecast assumes that the rest of the fleet sends nothing.
 type cell struct {
 	pauses
-	reporter.Calls
+	calls   reporter.Calls
 	rdb     redis.UniversalClient
 	key     string // its name on the server
-	tier    algorithms.Tier
+	plan    *algorithms.Plan
+	tier    algorithms.Tier // the plan's
 	circuit circuit
 }
 
 type pauses interface {
 	store.Quota
-	store.Forecaster
-	store.Idler
+	store.Lifecycle
 }
 
 var (
-	_ store.Quota      = (*cell)(nil)
-	_ store.Forecaster = (*cell)(nil)
-	_ store.Idler      = (*cell)(nil)
-	_ store.Reporter   = (*cell)(nil)
+	_ store.Quota     = (*cell)(nil)
+	_ store.Lifecycle = (*cell)(nil)
 )
+
+// Change returns an error. The server keeps the time until the quota is full again, which is another
+// number of units under another plan.
+func (q *cell) Change(context.Context, *algorithms.Plan) error {
+	return errors.New("distributed: Cell: CL.THROTTLE does not keep what is charged when the tier changes: make another Limiter, or use distributed.New")
+}
+
+// Successor returns the quota itself.
+func (q *cell) Successor() (store.Quota, *algorithms.Plan) { return q, q.plan }
 
 // TryAcquire asks the server once.
 func (q *cell) TryAcquire(ctx context.Context, r store.Request) (store.Decision, error) {
@@ -240,16 +248,16 @@ func (q *cell) throttle(ctx context.Context, cost int64) (throttled, error) {
 		return throttled{}, err
 	}
 	if err := q.circuit.allow(); err != nil {
-		q.Made(store.Call{Unsent: true, Err: err})
+		q.calls.Made(store.Call{Unsent: true, Err: err})
 		return throttled{}, err
 	}
 	done := make(chan throttled, 1)
 	go func() {
-		began := q.Begin()
+		began := q.calls.Begin()
 		got := q.send(cost)
 		q.circuit.report(got.err)
 		done <- got
-		q.End(began, int(min(cost, 1)), got.err) // perhaps long after the timeout
+		q.calls.End(began, int(min(cost, 1)), got.err) // perhaps long after the timeout
 	}()
 	late := time.NewTimer(defaultTimeout)
 	defer late.Stop()

@@ -74,7 +74,7 @@ func newCellServer(t *testing.T, seconds func(time.Duration) int64) *cellServer 
 }
 
 func (s *cellServer) client(t *testing.T) *redis.Client {
-	rdb := redis.NewClient(&redis.Options{Dialer: func(context.Context, string, string) (net.Conn, error) { return s.Dial() }})
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", Dialer: func(context.Context, string, string) (net.Conn, error) { return s.Dial() }})
 	t.Cleanup(func() { _ = rdb.Close() })
 	return rdb
 }
@@ -158,11 +158,26 @@ func openCell(t *testing.T, s store.Store, limit int64, window time.Duration, bu
 	if err != nil {
 		t.Fatal(err)
 	}
-	q, err := s.Open("api", plan)
+	q, err := s.Open("api", plan, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return q
+}
+
+// SetPolicy keeps the tier, because CL.THROTTLE does not keep what is charged under another one.
+func TestCellSetPolicy(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{})
+	defer rdb.Close()
+	p := gcra(10, time.Second, 3)
+	l := newLimiter(t, p, distributed.Cell(rdb))
+	p.MaxQueue = 7
+	if err := l.SetPolicy(t.Context(), p); err != nil {
+		t.Errorf("the same tier: %v", err)
+	}
+	if err := l.SetPolicy(t.Context(), gcra(20, time.Second, 3)); err == nil || !strings.Contains(err.Error(), "SetPolicy: distributed: Cell: CL.THROTTLE") {
+		t.Errorf("another tier: %v", err)
+	}
 }
 
 // Cell opens the policies that CL.THROTTLE can enforce. For any other policy the error names each
@@ -563,7 +578,7 @@ func TestCellUnavailable(t *testing.T) {
 // returns at once.
 func TestCellSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		rdb := redis.NewClient(&redis.Options{Dialer: func(context.Context, string, string) (net.Conn, error) {
+		rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", Dialer: func(context.Context, string, string) (net.Conn, error) {
 			c, _ := net.Pipe() // without a reader
 			return c, nil
 		}})

@@ -10,12 +10,12 @@ import (
 // moved is the decision of a quota that has a successor.
 var moved = store.Decision{Verdict: store.Moved, Tier: -1}
 
-func (q *quota) isNewest() bool { return q.line.IsNewest(q.version) }
+func (q *quota) isNewest() bool { return q.lineage.IsNewest(q.version) }
 
 // Change replaces the plan for all quotas that this process has opened under the key. The
 // script converts the state with the next call.
 func (q *quota) Change(_ context.Context, plan *algorithms.Plan) error {
-	q.line.Change(plan)
+	q.lineage.Change(plan)
 	return nil
 }
 
@@ -37,10 +37,10 @@ func (q *quota) successor() *quota {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.next == nil {
-		plan, version := q.line.Newest()
-		next := q.store.newQuota(q.key, plan, q.line, version)
+		plan, version := q.lineage.Newest()
+		next := q.store.newQuota(q.key, plan, q.lineage, version, q.calls)
 		next.state, next.clock, next.fallback = q.state, q.clock, next.fallback.adopt(q.fallback)
-		next.Adopt(&q.Calls)
+		next.place.Store(q.place.Swap(nil))
 		if next.leases = newLeases(next); next.leases != nil && q.leases != nil {
 			next.leases = q.leases // with amounts of the previous plan until the first call
 		}

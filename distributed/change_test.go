@@ -54,7 +54,7 @@ func used(t *testing.T, q store.Quota) map[string]int64 {
 }
 
 func successor(q store.Quota) store.Quota {
-	next, _ := q.(store.Changer).Successor()
+	next, _ := q.(store.Lifecycle).Successor()
 	return next
 }
 
@@ -81,7 +81,7 @@ func TestChange(t *testing.T) {
 		third := acquire(t, beside, cost, store.Admitted)
 		var changes []store.Change
 		defer beside.Watch(func(c store.Change, _ time.Duration) { changes = append(changes, c) })()
-		if err := here.(store.Changer).Change(t.Context(), after); err != nil {
+		if err := here.(store.Lifecycle).Change(t.Context(), after); err != nil {
 			t.Fatal(err)
 		}
 		if len(changes) != 1 || changes[0] != store.Replanned {
@@ -89,7 +89,7 @@ func TestChange(t *testing.T) {
 		}
 		acquire(t, here, cost, store.Moved)
 		acquire(t, beside, cost, store.Moved)
-		if next, p := there.(store.Changer).Successor(); next != there || p != before {
+		if next, p := there.(store.Lifecycle).Successor(); next != there || p != before {
 			t.Error("got another plan in the other process, want it unchanged")
 		}
 		check := func(requests, tokens, calls int64) {
@@ -142,7 +142,7 @@ func TestChangeVoidsReservations(t *testing.T) {
 		reserve()
 		time.Sleep(10 * ms) // the call is in flight
 		tier.Limit = 5
-		if err := q.(store.Changer).Change(t.Context(), plan(t, 100*ms, tier)); err != nil {
+		if err := q.(store.Lifecycle).Change(t.Context(), plan(t, 100*ms, tier)); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(90 * ms)
@@ -157,14 +157,15 @@ func TestChangeVoidsReservations(t *testing.T) {
 		time.Sleep(10 * sec) // until then, other processes may have the plan from before
 		acquire(t, q, []int64{5}, store.Admitted)
 		answers = nil
-		reserve() // for the next window
+		time.Sleep(29 * sec) // nothing is reserved further ahead
+		reserve()            // for the next window
 		time.Sleep(100 * ms)
 		synctest.Wait()
 		if len(answers) == 0 || answers[0].Verdict != store.Admitted || answers[0].Reservation == nil {
 			t.Fatalf("got decisions %+v, want a reservation", answers)
 		}
 		tier.Limit = 20
-		if err := q.(store.Changer).Change(t.Context(), plan(t, 100*ms, tier)); err != nil {
+		if err := q.(store.Lifecycle).Change(t.Context(), plan(t, 100*ms, tier)); err != nil {
 			t.Fatal(err)
 		}
 		if got := used(t, successor(q)); got["requests"] == 0 { // at the reserved time, in the next window
@@ -188,7 +189,7 @@ func TestChangeReplansWaiters(t *testing.T) {
 		var changes []store.Change
 		defer q.Watch(func(c store.Change, _ time.Duration) { changes = append(changes, c) })()
 		acquire(t, q, []int64{1}, store.Later)
-		if err := q.(store.Changer).Change(t.Context(), plan(t, 50*ms, hourly(5))); err != nil {
+		if err := q.(store.Lifecycle).Change(t.Context(), plan(t, 50*ms, hourly(5))); err != nil {
 			t.Fatal(err)
 		}
 		if len(changes) != 1 || changes[0] != store.Replanned {
@@ -210,12 +211,12 @@ func TestChangeWithoutRedis(t *testing.T) {
 		cost := []int64{1, 100, 1}
 		b := acquire(t, q, cost, store.Admitted)
 		after := fleetPlan(t, 3, 1000, 4)
-		if err := q.(store.Changer).Change(t.Context(), after); err != nil {
+		if err := q.(store.Lifecycle).Change(t.Context(), after); err != nil {
 			t.Fatal(err)
 		}
 		q.Settle(b, cost, cost, nil)
 		q.Release(b, cost)
-		if successor(q).(store.Idler).Idle() {
+		if successor(q).(store.Lifecycle).Idle() {
 			t.Error("got an idle quota, want it to remember what was sent")
 		}
 		next := successor(q)
@@ -274,7 +275,7 @@ func TestChangeKeepsEstimates(t *testing.T) {
 		time.Sleep(5 * sec)
 		q.Settle(settled, cost, []int64{250}, nil)
 		tokens.Limit, tokens.Window, tokens.Algorithm = 2000, hour, throttle.GCRA
-		if err := q.(store.Changer).Change(t.Context(), plan(t, 50*ms, tokens)); err != nil {
+		if err := q.(store.Lifecycle).Change(t.Context(), plan(t, 50*ms, tokens)); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(5 * sec)
@@ -305,7 +306,7 @@ func TestChangeEstimatesBetween(t *testing.T) {
 			cost := costOf(with, 0, 100, 1)
 			open := acquire(t, first, cost, store.Admitted)
 			for _, p := range []*algorithms.Plan{without, with} {
-				if err := first.(store.Changer).Change(t.Context(), p); err != nil {
+				if err := first.(store.Lifecycle).Change(t.Context(), p); err != nil {
 					t.Fatal(err)
 				}
 				if successor(first); called {
@@ -365,7 +366,7 @@ func TestReleasesCountEstimates(t *testing.T) {
 		there.Settle(first, []int64{300}, []int64{50}, nil)
 		time.Sleep(100 * ms)
 		check(450)
-		if err := there.(store.Changer).Change(t.Context(), without); err != nil {
+		if err := there.(store.Lifecycle).Change(t.Context(), without); err != nil {
 			t.Fatal(err)
 		}
 		next := successor(there)

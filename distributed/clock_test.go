@@ -83,7 +83,7 @@ func TestBundleKnowsClocks(t *testing.T) {
 			s, now := New(rdb, Options{}), time.Now()
 			var quotas []store.Quota
 			for i, name := range []string{"inner", "outer"} {
-				q := s.newQuota(name, plan, nil, 0)
+				q := s.newQuota(name, plan, nil, 0, nil)
 				q.clock = new(clock)
 				q.clock.update(header{generation: 1, now: offset + micros(now.Sub(beginning))}, now.Add(-known[i]/2), now.Add(known[i]/2))
 				q.node.trip.add(took)

@@ -68,12 +68,11 @@ func TestGroupKeepsFallback(t *testing.T) {
 				t.Fatal(err)
 			}
 			breakable(s)(loading)
-			g, err := throttle.NewGroup(throttle.Policy{Name: "each", Tiers: []throttle.Tier{throttle.PerHour(2)}},
-				distributed.New(rdb, distributed.Options{Fallback: distributed.Fallback{Workers: workers}}))
+			g, err := throttle.NewGroup(throttle.Policy{Name: "each", Tiers: []throttle.Tier{throttle.PerHour(2)}}, distributed.New(rdb, distributed.Options{Fallback: distributed.Fallback{Workers: workers}}), throttle.GroupOptions{MaxKeys: 10})
+
 			if err != nil {
 				t.Fatal(err)
 			}
-			g.MaxKeys = 10
 			sent := 0
 			for i := range 300 {
 				for _, key := range []string{"one", fmt.Sprint("another ", i)} {

@@ -2,6 +2,7 @@ package distributed_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -101,9 +102,10 @@ func TestFarRedis(t *testing.T) {
 // Callers do not wait forever for a Redis that is too far away to answer in time.
 func TestRedisTooFar(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
-		l := limiter(t, throttle.Policy{Name: "far", Tiers: []throttle.Tier{throttle.PerSecond(5)}},
-			distributed.New(distant(t, s, func() time.Duration { return 1200 * ms }), distributed.Options{Timeout: 10 * sec}))
-		for _, err := range []error{l.Wait(context.Background()), l.Wait(context.Background())} {
+		redis := distributed.New(distant(t, s, func() time.Duration { return 1200 * ms }), distributed.Options{Timeout: 10 * sec})
+		l := limiter(t, throttle.Policy{Name: "far", Tiers: []throttle.Tier{throttle.PerSecond(5)}}, redis)
+		nested := l.Within(limiter(t, throttle.Policy{Name: "account", Tiers: []throttle.Tier{throttle.PerSecond(5)}}, redis))
+		for _, err := range []error{l.Wait(context.Background()), l.Wait(context.Background()), nested.Wait(context.Background())} {
 			if err == nil || !strings.Contains(err.Error(), "use a Redis that is nearer") {
 				t.Errorf("got %v, want an error that suggests a nearer Redis", err)
 			}
@@ -119,11 +121,84 @@ func TestLateAnswers(t *testing.T) {
 		rdb.AddHook(&hook)
 		l := limiter(t, throttle.Policy{Name: "late", Tiers: []throttle.Tier{throttle.PerSecond(5)}}, distributed.New(rdb, distributed.Options{Timeout: 10 * sec}))
 		wait := func() error { return l.Wait(t.Context()) }
-		try := func() error { _, err := l.TryAcquire(nil); return err }
+		try := func() error { _, err := l.TryAcquire(t.Context(), nil); return err }
 		for i, call := range []func() error{wait, wait, try} {
 			hook.late.Store(3)
 			if err := call(); err != nil || hook.late.Load() > 0 {
 				t.Errorf("call %d: got %v with %d late answers left, want no error and none left", i, err, max(0, hook.late.Load()))
+			}
+		}
+	})
+}
+
+// A caller that does not wait for its turn does not wait for Redis once its context has ended, whatever
+// it asks. What Redis has granted by then is given back.
+func TestTryAcquireEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	const trip, patience = 300 * ms, 40 * ms
+	for name, waits := range map[string]bool{"nobody waits": false, "a caller waits": true} {
+		for _, nested := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, nested: %v", name, nested), func(t *testing.T) {
+				t.Parallel()
+				bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+					redis := distributed.New(distant(t, s, func() time.Duration { return trip }), distributed.Options{Timeout: 10 * sec})
+					l := limiter(t, throttle.Policy{Name: "slow", Tiers: []throttle.Tier{throttle.PerHour(1)}}, redis)
+					if nested {
+						l = l.Within(limiter(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerHour(1)}}, redis))
+					}
+					if _, err := l.Status(t.Context()); err != nil { // opens a connection
+						t.Fatal(err)
+					}
+					all, stop := context.WithCancel(t.Context())
+					defer stop()
+					if waits {
+						_ = l.Wait(t.Context())
+						go func() { _ = l.Wait(all) }()
+						time.Sleep(sec)
+					}
+					began := time.Now()
+					late, cancel := context.WithTimeout(t.Context(), patience)
+					defer cancel()
+					if _, err := l.TryAcquire(late, nil); err != context.DeadlineExceeded || time.Since(began) != patience {
+						t.Errorf("got %v after %v, want context.DeadlineExceeded after %v", err, time.Since(began), patience)
+					}
+					began = time.Now()
+					gone, cancel := context.WithCancel(t.Context())
+					time.AfterFunc(patience, cancel)
+					if _, err := l.TryAcquire(gone, nil); err != context.Canceled || time.Since(began) != patience {
+						t.Errorf("got %v after %v, want context.Canceled after %v", err, time.Since(began), patience)
+					}
+					if waits {
+						return
+					}
+					time.Sleep(10 * trip)
+					if p, err := l.TryAcquire(t.Context(), nil); err != nil {
+						t.Errorf("got %v, want the quota to be unused", err)
+					} else {
+						p.Release()
+					}
+				})
+			})
+		}
+	}
+}
+
+// A Batch request that does not wait leaves headroom in the fleet's quota.
+func TestTryAcquireLeavesHeadroom(t *testing.T) {
+	runInMemory(t, throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerHour(10)}, Headroom: 40}, func(t *testing.T, l *throttle.Limiter, _ func(time.Time)) {
+		for _, step := range []struct {
+			class throttle.Class
+			want  int
+		}{{throttle.Batch, 6}, {throttle.Normal, 4}} {
+			n, err := 0, error(nil)
+			for ctx := throttle.WithClass(t.Context(), step.class); ; n++ {
+				if _, err = l.TryAcquire(ctx, nil); err != nil {
+					break
+				}
+			}
+			var e *throttle.WaitError
+			if n != step.want || !errors.As(err, &e) || e.Err != throttle.ErrDeadline || e.Tier != "10/h" || e.Wait < 59*time.Minute {
+				t.Errorf("%v: %d were admitted, then %v; want %d, then a wait of an hour for tier 10/h", step.class, n, err, step.want)
 			}
 		}
 	})
@@ -155,7 +230,7 @@ func TestLateCallerIsNextAgain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		quota, err := distributed.New(near(t, s), distributed.Options{}).Open("late", plan)
+		quota, err := distributed.New(near(t, s), distributed.Options{}).Open("late", plan, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

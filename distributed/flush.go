@@ -84,14 +84,11 @@ func (p *report) end(err error) {
 }
 
 // later makes a report after a delay, or at once if a Flush waits for it.
-func (r *reports) later(delay time.Duration, report func()) {
+func (r *reports) later(delay time.Duration, report func() error) {
 	p := r.begin()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	p.timer = time.AfterFunc(delay, func() {
-		report()
-		p.end(nil)
-	})
+	p.timer = time.AfterFunc(delay, func() { p.end(report()) })
 }
 
 // wait waits for the open reports and returns the first error.

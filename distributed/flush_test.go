@@ -36,6 +36,40 @@ func flushAndReopen(t *testing.T, o distributed.Options, use func(t *testing.T, 
 	})
 }
 
+// Flush reports that a turn could not be given back.
+func TestFlushReportsKeptTurns(t *testing.T) {
+	t.Parallel()
+	for name, outer := range map[string][]throttle.Tier{"batch": nil, "in an account": {throttle.PerSecond(1000)}} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
+				o := newOutage(m, "refused")
+				s := distributed.New(o.client(t), distributed.Options{})
+				l := limiter(t, throttle.Policy{Name: "{q}", Tiers: []throttle.Tier{per(sec, 1, throttle.GCRA)}, Aging: hour}, s)
+				class := throttle.Batch
+				if outer != nil {
+					l, class = l.Within(limiter(t, throttle.Policy{Name: "{q}outer", Tiers: outer}, s)), throttle.Normal
+				}
+				ctx, cancel := context.WithCancel(throttle.WithClass(t.Context(), class))
+				var callers sync.WaitGroup
+				for range 3 {
+					callers.Go(func() {
+						for l.Wait(ctx) == nil {
+						}
+					})
+				}
+				time.Sleep(2500 * ms)
+				over := make(chan struct{})
+				o.over.Store(&over)
+				cancel()
+				callers.Wait()
+				if err := s.Flush(t.Context()); !errors.Is(err, throttle.ErrUnavailable) {
+					t.Errorf("got %v while Redis was away, want ErrUnavailable", err)
+				}
+			})
+		})
+	}
+}
+
 // After Flush a program may close the client. Times that were reserved for canceled callers are
 // free for the next process.
 func TestFlushReturnsReservations(t *testing.T) {

@@ -63,8 +63,8 @@ func TestServerFunction(t *testing.T) {
 	if err := admin.FunctionLoad(ctx, "#!lua name=throttle_0\nredis.register_function('throttle_0', function() return 0 end)").Err(); err != nil {
 		t.Fatal(err)
 	}
-	l := limiter(t, named(throttle.PerHour(1000)), distributed.New(s.Client(), distributed.Options{Timeout: slow}))
-	other := limiter(t, named(throttle.PerHour(1000)), distributed.New(s.Client(), distributed.Options{Timeout: slow}))
+	l := limiter(t, named(throttle.PerHour(1000)), distributed.New(s.PatientClient(), distributed.Options{Timeout: slow}))
+	other := limiter(t, named(throttle.PerHour(1000)), distributed.New(s.PatientClient(), distributed.Options{Timeout: slow}))
 	checkCharges(t, l, 5)
 	checkCharges(t, other, 5)
 	if libraries, err := admin.FunctionList(ctx, redis.FunctionListQuery{}).Result(); err != nil || len(libraries) != 2 {
@@ -102,7 +102,7 @@ func TestServerFunctionRefused(t *testing.T) {
 		}
 	}
 	s := redistest.Start(t, "--rename-command", "FCALL", "")
-	checkCharges(t, limiter(t, named(throttle.PerHour(1000)), distributed.New(s.Client(), distributed.Options{Timeout: slow})), 20)
+	checkCharges(t, limiter(t, named(throttle.PerHour(1000)), distributed.New(s.PatientClient(), distributed.Options{Timeout: slow})), 20)
 }
 
 // Each node of a Cluster supports functions or not, and stores its own.
@@ -111,7 +111,7 @@ func TestServerFunctionCluster(t *testing.T) {
 	ctx := context.Background()
 	serverWithFunctions(t)
 	c := redistest.StartCluster(t, 3, 0)
-	rdb := c.Client()
+	rdb := c.PatientClient()
 	var limiters []*throttle.Limiter
 	for i := range 12 {
 		p := named(throttle.PerHour(1000))

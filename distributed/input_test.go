@@ -521,7 +521,7 @@ func TestServerKeysAreHashed(t *testing.T) {
 	rdb := s.Client()
 	store := distributed.New(rdb, distributed.Options{Prefix: "limits:"})
 	l := limiter(t, named(per(hour, 50, throttle.SlidingLog)), store)
-	g, err := throttle.NewGroup(named(per(hour, 50, throttle.GCRA)), store)
+	g, err := throttle.NewGroup(named(per(hour, 50, throttle.GCRA)), store, throttle.GroupOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -147,7 +147,7 @@ func (l *leases) unlock(err error) {
 		return
 	}
 	l.mu.Lock()
-	if err == nil {
+	if l.calls && err == nil {
 		l.unanswered = nil
 	}
 	switch {

@@ -84,7 +84,7 @@ func TestLeaseEndsWithoutOrder(t *testing.T) {
 		}
 		tryUntil := func(end time.Time) (admitted bool) {
 			for !admitted && time.Now().Before(end) {
-				permit, err := lives.TryAcquire(nil)
+				permit, err := lives.TryAcquire(t.Context(), nil)
 				if admitted = err == nil; admitted {
 					permit.Release()
 				}

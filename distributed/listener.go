@@ -54,12 +54,12 @@ type topic struct {
 	wakes      wakes
 }
 
-// Wakes are what the messages of a release brought.
+// Wakes are the times at which the first waiters were woken by messages of a release that any client
+// may have sent.
 type wakes struct {
-	last     time.Time // when the first waiters were last woken
-	pending  bool      // they are woken soon
-	admitted int64     // how often callers had been admitted by then
-	idle     int       // wakes in a row after which nobody was admitted
+	last    time.Time
+	pending bool // another one follows soon
+	doubled int  // how often the time to the next one has doubled
 }
 
 // An inquiry is a list of keys to ask about.
@@ -71,9 +71,6 @@ type inquiry struct {
 // listen subscribes to the messages of a quota if a caller has to wait for long enough.
 func (q *quota) listen(got []store.Decision) {
 	for _, b := range got {
-		if b.Verdict == store.Admitted {
-			q.admissions.Add(1)
-		}
 		if b.Wait >= worthWaking {
 			q.store.listener.want(q)
 			return
@@ -229,12 +226,12 @@ func (l *listener) receive(m any) {
 }
 
 // freed wakes the first waiters of the quotas of a channel, which then ask, because of a message. It
-// wakes them at once if the message can only be the script's. While nobody is admitted after other
-// messages, the time to the next wake doubles, up to about a second.
+// wakes them at once if the message can only be the script's. While other messages follow each other,
+// the time to the next wake doubles, up to about a second.
 func (l *listener) freed(channel, message string) {
 	quotas, own := l.quotas(channel)
 	if own && slices.ContainsFunc(quotas, func(q *quota) bool { return q.leases.isKept(message) }) {
-		l.wake(channel)
+		wake(quotas, own)
 		return
 	}
 	l.mu.Lock()
@@ -244,37 +241,36 @@ func (l *listener) freed(channel, message string) {
 		return
 	}
 	t.wakes.pending = true
-	var wait time.Duration
-	if t.wakes.count(t.quotas); t.wakes.idle > 0 {
-		wait = time.Until(t.wakes.last.Add(askWithin << t.wakes.idle))
-	}
+	wait := t.wakes.delay()
 	l.mu.Unlock()
-	if wait > 0 {
-		time.AfterFunc(wait, func() { l.wake(channel) })
-	} else {
-		l.wake(channel)
-	}
-}
-
-// count counts a wake that is about to follow the last one.
-func (w *wakes) count(quotas map[*quota]time.Time) {
-	var admitted int64
-	for q := range quotas {
-		admitted += q.admissions.Load()
-	}
-	if w.idle = min(w.idle+1, mostDoubled); w.last.IsZero() || admitted != w.admitted {
-		w.idle = 0
-	}
-	w.admitted = admitted
-}
-
-func (l *listener) wake(channel string) {
-	l.mu.Lock()
-	if t := l.topics[channel]; t != nil {
+	wakeAll := func() {
+		l.mu.Lock()
 		t.wakes.last, t.wakes.pending = time.Now(), false
+		l.mu.Unlock()
+		wake(l.quotas(channel))
 	}
-	l.mu.Unlock()
-	quotas, own := l.quotas(channel)
+	if wait > 0 {
+		time.AfterFunc(wait, wakeAll)
+	} else {
+		wakeAll()
+	}
+}
+
+// delay returns how long after now the next wake is. Whether callers are admitted does not matter,
+// because that has other reasons.
+func (w *wakes) delay() time.Duration {
+	since := time.Since(w.last)
+	if since > 2*askWithin<<mostDoubled {
+		w.doubled = 0
+		return 0
+	}
+	w.doubled = min(w.doubled+1, mostDoubled)
+	return askWithin<<w.doubled - since
+}
+
+// wake lets the first waiters of quotas ask. A process that has none any more gives up its place in
+// the queue, if the message was on its own channel.
+func wake(quotas []*quota, own bool) {
 	for _, q := range quotas {
 		if q.notifyFreed(); own {
 			q.leave(0)

@@ -194,8 +194,8 @@ func startSleepers(t *testing.T, rdb redis.UniversalClient, keys int) (stop func
 	}
 }
 
-// TestForgedReleases checks that messages of a release that admit nobody make a process ask about once
-// a second, and that a release then admits a caller without that delay if some admitted one before.
+// TestForgedReleases checks that messages of a release make a process ask about once a second, and that
+// a release then admits a caller without that delay.
 func TestForgedReleases(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		const processes = 20

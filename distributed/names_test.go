@@ -50,7 +50,7 @@ func TestRefusalsNameTheOuterQuota(t *testing.T) {
 			}},
 			{"without waiting", "20/10s", throttle.ErrDeadline, func(t *testing.T, l, outer *throttle.Limiter) error {
 				_ = l.WaitN(t.Context(), 20)
-				_, err := l.TryAcquire(nil)
+				_, err := l.TryAcquire(t.Context(), nil)
 				return err
 			}},
 			{"without waiting, while others wait", "20/10s", throttle.ErrDeadline, func(t *testing.T, l, outer *throttle.Limiter) error {
@@ -58,7 +58,7 @@ func TestRefusalsNameTheOuterQuota(t *testing.T) {
 				var wg sync.WaitGroup
 				wg.Go(func() { _ = outer.Wait(t.Context()) })
 				time.Sleep(sec)
-				_, err := l.TryAcquire(nil)
+				_, err := l.TryAcquire(t.Context(), nil)
 				wg.Wait()
 				return err
 			}},

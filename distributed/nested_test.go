@@ -14,7 +14,6 @@ import (
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/calls"
 	"github.com/apithrottle/throttle/internal/soak"
-	"github.com/apithrottle/throttle/store"
 )
 
 // A nestedFleet describes three processes of eight callers each. Every request is made either under
@@ -151,46 +150,4 @@ func TestNestedFleets(t *testing.T) {
 			})
 		}
 	}
-}
-
-// A request for a later time is charged at once, may be sent at that time, and counts until it has
-// arrived. A request for now in the same call is not charged for longer than usual.
-func TestNotBefore(t *testing.T) {
-	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
-		p := plan(t, 50*ms, per(sec, 2, throttle.SlidingLog))
-		q := quota(t, distributed.New(near(t, s), distributed.Options{}), "ahead", p).(store.Joiner)
-		reserve := func(notBefore ...time.Time) []store.Decision {
-			var requests []store.Request
-			for _, at := range notBefore {
-				requests = append(requests, store.Request{Cost: []int64{1}, Held: true, WaitSpec: &store.WaitSpec{MaxWait: store.Forever, NotBefore: at}})
-			}
-			answers := make(chan []store.Decision, 1)
-			q.Reserve(nil, requests, func(got []store.Decision, err error) {
-				if err != nil {
-					t.Error(err)
-				}
-				answers <- got
-			})
-			return <-answers
-		}
-		if _, err := q.(store.Quota).Status(t.Context()); err != nil { // measures the server's clock
-			t.Fatal(err)
-		}
-		at := time.Now().Add(200 * ms)
-		got := reserve(at, time.Time{})
-		ahead, now := got[0].Reservation, got[1].Reservation
-		if ahead.Start.After(time.Now()) || ahead.End.Before(at.Add(5*ms)) || ahead.End.After(at.Add(100*ms)) {
-			t.Errorf("later request: got it valid from %v to %v, want from now to about %v", ahead.Start, ahead.End, at)
-		}
-		if now.End.After(now.Start.Add(100 * ms)) {
-			t.Errorf("request for now: got it valid from %v to %v, want 100ms at most", now.Start, now.End)
-		}
-		if q.IsVoid(got[0]) {
-			t.Error("later request: got IsVoid = true, want false")
-		}
-		time.Sleep(time.Until(at))
-		if next := reserve(time.Time{})[0].Reservation.Start; next.Before(ahead.End.Add(50*ms + sec - 5*ms)) {
-			t.Errorf("got the next request at %v, want it after the window ends at %v", next, ahead.End.Add(50*ms+sec))
-		}
-	})
 }

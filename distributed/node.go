@@ -89,16 +89,19 @@ type trip struct {
 	at int
 	// good is how long a reservation of the trip is valid after its start.
 	good time.Duration
-	// reply is how long the reply takes at most. A reservation for now is valid for that much
-	// longer.
+	// reply is how long the reply takes at most, and hold beyond it. A reservation for now is valid for
+	// that much longer.
 	reply time.Duration
+	// hold is how long after the reply the requests are sent at the earliest.
+	hold time.Duration
 	// guard is good plus the time in flight to the provider. It is zero with NoGuard.
 	guard time.Duration
-	// notBefore contains the earliest time of sending, by the quota's clock, of requests that are
-	// not for now.
-	notBefore map[*store.WaitSpec]int64
 	// mixed reports that all requests of the trip have turns, not only those that yield.
 	mixed bool
+	// lined reports that the first call takes part in the line, asks that it receives no turn, and place is
+	// the process's turn there.
+	lined, asks bool
+	place       *place
 	// toldTurn reports that a call of the trip has the process's turn.
 	toldTurn  bool
 	sent, got time.Time
@@ -293,7 +296,7 @@ func (t *trip) report(made store.Call, err error) {
 		if err == nil {
 			made.Requests = c.requests
 		}
-		c.quota.Made(made)
+		c.quota.calls.Made(made)
 	}
 }
 

@@ -74,7 +74,7 @@ func TestObserverOfNestedLimits(t *testing.T) {
 						p.Release()
 					}
 					if i%2 == 0 {
-						if p, err := l.TryAcquire(nil); err == nil {
+						if p, err := l.TryAcquire(ctx, nil); err == nil {
 							_ = p.Cancel(ctx)
 						}
 					} else {

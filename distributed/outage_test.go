@@ -351,7 +351,7 @@ func TestDeadProcessLosesItsPlace(t *testing.T) {
 				for permit == nil && time.Since(began) < test.most {
 					time.Sleep(test.every)
 					if test.every > 0 {
-						permit, err = l.TryAcquire(nil)
+						permit, err = l.TryAcquire(t.Context(), nil)
 					} else {
 						permit, err = l.Acquire(t.Context(), nil)
 					}
@@ -453,6 +453,47 @@ func TestLostRepliesChargeEstimatesOnce(t *testing.T) {
 		}
 		if n := status.Tiers[0].Used; n != requests*actual {
 			t.Errorf("got %d tokens used, want %d", n, requests*actual)
+		}
+	})
+}
+
+// TestPolicyChangeKeepsUnansweredCosts checks that what a request has cost is charged although a call
+// with it had no answer and the policy changed before the next one.
+func TestPolicyChangeKeepsUnansweredCosts(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		const actual = 500
+		o := newOutage(s, "refused")
+		st := distributed.New(o.client(t), distributed.Options{})
+		tier := throttle.Tier{Limit: 200_000, Window: time.Hour, Unit: "tokens", Estimated: true}
+		l, another := limiter(t, named(tier), st), limiter(t, named(tier), st)
+		permit, err := l.Acquire(t.Context(), throttle.Cost{"tokens": 8000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		over := make(chan struct{})
+		o.over.Store(&over)
+		if err := permit.Settle(throttle.Cost{"tokens": actual}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * ms)
+		tier.Limit *= 2
+		if err := another.SetPolicy(t.Context(), named(tier)); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), sec)
+		defer cancel()
+		if permit, err := l.Acquire(ctx, throttle.Cost{"tokens": 1}); err == nil {
+			t.Errorf("got %v without Redis, want an error", permit)
+		}
+		o.over.Store(nil)
+		time.Sleep(5 * sec)
+		status, err := l.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := status.Tiers[0].Used; n != actual {
+			t.Errorf("got %d tokens used, want %d", n, actual)
 		}
 	})
 }

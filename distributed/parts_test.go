@@ -11,8 +11,8 @@ import (
 	"github.com/yuin/gopher-lua/parse"
 )
 
-// globalNames returns the global names that a chunk of Lua uses and assigns.
-func globalNames(t *testing.T, name, source string) (used, assigned map[string]bool) {
+// compile returns a chunk of Lua as a function.
+func compile(t *testing.T, name, source string) *lua.FunctionProto {
 	t.Helper()
 	chunk, err := parse.Parse(strings.NewReader(source), name)
 	if err != nil {
@@ -22,9 +22,22 @@ func globalNames(t *testing.T, name, source string) (used, assigned map[string]b
 	if err != nil {
 		t.Fatal(err)
 	}
+	return proto
+}
+
+// walk calls do for a function and each function inside it.
+func walk(p *lua.FunctionProto, do func(*lua.FunctionProto)) {
+	do(p)
+	for _, inner := range p.FunctionPrototypes {
+		walk(inner, do)
+	}
+}
+
+// globalNames returns the global names that a chunk of Lua uses and assigns.
+func globalNames(t *testing.T, name, source string) (used, assigned map[string]bool) {
+	t.Helper()
 	used, assigned = make(map[string]bool), make(map[string]bool)
-	var walk func(p *lua.FunctionProto)
-	walk = func(p *lua.FunctionProto) {
+	walk(compile(t, name, source), func(p *lua.FunctionProto) {
 		for _, instruction := range p.Code { // an opcode of 6 bits, and the index of a constant in the last 18
 			name := func() string { return p.Constants[instruction&(1<<18-1)].String() }
 			switch int(instruction >> 26) {
@@ -34,12 +47,41 @@ func globalNames(t *testing.T, name, source string) (used, assigned map[string]b
 				assigned[name()] = true
 			}
 		}
-		for _, inner := range p.FunctionPrototypes {
-			walk(inner)
-		}
-	}
-	walk(proto)
+	})
 	return used, assigned
+}
+
+// localsAtOnce returns how many locals a function has at once, at most.
+func localsAtOnce(p *lua.FunctionProto) (most int) {
+	for _, l := range p.DbgLocals {
+		open := 0
+		for _, other := range p.DbgLocals {
+			if other.StartPc <= l.StartPc && l.StartPc < other.EndPc {
+				open++
+			}
+		}
+		most = max(most, open)
+	}
+	return most
+}
+
+// TestScriptFitsInLua checks that the functions of the scripts stay within the limits of Lua 5.1, which
+// the servers have and miniredis lacks: 60 locals of enclosing functions, and 200 of its own.
+func TestScriptFitsInLua(t *testing.T) {
+	const mostShared, mostLocals = 60, 200
+	for name, source := range map[string]string{
+		"script": scriptSource(), // a function of the server has the same library
+		"peek":   readFile("peek"),
+	} {
+		walk(compile(t, name, source), func(p *lua.FunctionProto) {
+			if p.NumUpvalues > mostShared {
+				t.Errorf("%s: the function at line %d uses %d locals of enclosing functions, want %d at most", name, p.LineDefined, p.NumUpvalues, mostShared)
+			}
+			if locals := localsAtOnce(p); locals > mostLocals {
+				t.Errorf("%s: the function at line %d has %d locals at once, want %d at most", name, p.LineDefined, locals, mostLocals)
+			}
+		})
+	}
 }
 
 // languageNames are the names of Lua and the server that the script may use.

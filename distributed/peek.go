@@ -38,7 +38,7 @@ func (s *Store) peek(asked []*peeked) {
 		if err != nil {
 			made.Err = explain(p.key, err)
 		}
-		p.quotas[0].newest().Made(made)
+		p.quotas[0].calls.Made(made)
 		if err != nil {
 			p.closed = errors.Is(err, redis.ErrClosed)
 			p.lost = errors.Is(made.Err, store.ErrUnavailable)

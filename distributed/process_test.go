@@ -411,11 +411,12 @@ func checkOrder(t *testing.T, all []event) {
 	}
 }
 
-// open returns a limiter of this process on the fleet's quota.
+// open returns a limiter of this process on the fleet's quota. It waits for a server that a busy machine
+// delays.
 func open(t *testing.T, s *redistest.Server, p throttle.Policy) *throttle.Limiter {
 	t.Helper()
 	p.Name = "fleet"
-	return limiter(t, p, distributed.New(s.Client(), distributed.Options{}))
+	return limiter(t, p, distributed.New(s.Client(), distributed.Options{Timeout: time.Minute}))
 }
 
 func limiter(t *testing.T, p throttle.Policy, s throttle.Store) *throttle.Limiter {

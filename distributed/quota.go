@@ -3,6 +3,7 @@ package distributed
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/bits"
@@ -34,10 +35,10 @@ const (
 	yieldAhead   = 10 * time.Millisecond  // how far ahead a request that yields is reserved, beyond two round trips
 	leaveDelay   = 500 * time.Millisecond // how long a process without callers keeps its turn, since others may come at once
 	refundDelay  = time.Millisecond       // how long a refund waits for a trip of its key
-	mostAhead    = time.Second            // how long after a call the earliest sending of a request may be, at most; the script's MOST_AHEAD
 	worthWaking  = 5 * time.Millisecond   // callers that sleep for less receive no messages
 	askBeforeEnd = 125 * time.Millisecond // how long before the end of a pause callers ask again at most; less than the script's SOON
 	mostApart    = 90 * time.Second       // how far behind all others a request is reserved at least; the script's MOST_APART
+	askAhead     = 750 * time.Millisecond // how long before its time a process in the line asks
 	never        = -1                     // an instant in a reply, a bound in a call
 	dryRun       = time.Duration(-1)      // the bound of a request that is not to be charged
 	dryRunArg    = -2                     // the same in a call
@@ -47,7 +48,7 @@ const (
 
 // A quota is the quota of one limiter. The fleet treats each quota as a process of its own.
 type quota struct {
-	reporter.Calls
+	calls    reporter.Calls
 	store    *Store
 	key      string // its name in Redis
 	plan     *algorithms.Plan
@@ -60,11 +61,11 @@ type quota struct {
 	leases   *leases       // nil without Concurrency tiers and estimated units; shared with the successor
 	fallback *fallback     // nil if Options.Fallback is zero
 
-	line       *lineage.Line
-	version    int64        // of the plan, in the line
-	admissions atomic.Int64 // for callers that wait
-	turn       atomic.Int64 // the instant by Redis's clock that the last reply set for asking for requests that have turns; or 0
-	mixed      atomic.Bool  // by the last reply, releases with other plans call, too
+	lineage *lineage.Line
+	version int64                 // of the plan, in the lineage
+	place   atomic.Pointer[place] // in the line, by the last reply; nil if the process has none
+	turn    atomic.Int64          // the instant by Redis's clock that the last reply set for asking for requests that have turns; or 0
+	mixed   atomic.Bool           // by the last reply, releases with other plans call, too
 
 	mu         sync.Mutex // guards all below
 	next       *quota     // under the plan that replaced this one; nil until it is needed
@@ -73,6 +74,26 @@ type quota struct {
 	observed   time.Time             // of the last report of the provider's counts
 	unreported []algorithms.Crossing // of callers that were not admitted after all; the next caller receives them
 	watchers   map[*watcher]struct{}
+}
+
+// A place is a turn in the line of processes whose requests go later than soon, see line.lua.
+type place struct {
+	at, length int64
+	since      time.Time // when the process received it
+}
+
+// askAhead returns how long before its time, which comes in wait, a process in the line asks. Of several
+// with the same time the one that has waited longest asks first.
+func (p *place) askAhead(now time.Time, wait, trip time.Duration) time.Duration {
+	return askAhead + min((now.Sub(p.since)+wait)/64, askAhead/3) + trip
+}
+
+// args returns the arguments that tell the script the place, which may be nil.
+func (p *place) args() []any {
+	if p == nil {
+		return []any{0, -1, 0}
+	}
+	return []any{0, -1 - p.at, p.length}
 }
 
 type watcher struct {
@@ -103,23 +124,21 @@ const neverRecorded = math.MaxInt64
 func (s *state) of(generation int64) int64 { return generation + s.setbacks }
 
 var (
-	_ store.Quota      = (*quota)(nil)
-	_ store.Joiner     = (*quota)(nil)
-	_ store.Bundler    = (*quota)(nil)
-	_ store.Forecaster = (*quota)(nil)
-	_ store.Observer   = (*quota)(nil)
-	_ store.Idler      = (*quota)(nil)
-	_ store.Changer    = (*quota)(nil)
-	_ store.Reporter   = (*quota)(nil)
+	_ store.Quota     = (*quota)(nil)
+	_ store.Reserver  = (*quota)(nil)
+	_ store.Bundler   = (*quota)(nil)
+	_ store.Lifecycle = (*quota)(nil)
+	_ store.Feedback  = (*quota)(nil)
 )
 
-func (s *Store) newQuota(name string, plan *algorithms.Plan, line *lineage.Line, version int64) *quota {
+func (s *Store) newQuota(name string, plan *algorithms.Plan, line *lineage.Line, version int64, calls reporter.Calls) *quota {
 	shortest := shortestWindow(plan)
 	q := &quota{
+		calls:    calls,
 		store:    s,
 		key:      name,
 		plan:     plan,
-		line:     line,
+		lineage:  line,
 		version:  version,
 		text:     planText(plan),
 		node:     s.node(name),
@@ -168,7 +187,7 @@ func (q *quota) trip() time.Duration {
 // provider. The trip takes over returned reservations that are valid for less by slack.
 func (q *quota) setTerms(t *trip, way time.Duration, calls int) {
 	var slack time.Duration
-	t.good, t.reply, slack = q.terms(way, calls)
+	t.good, t.reply, slack = q.terms(way, t.hold, calls)
 	t.guard = q.guard(way, t.good)
 	shows := q.clock.shows(time.Now())
 	for _, c := range t.calls {
@@ -178,13 +197,13 @@ func (q *quota) setTerms(t *trip, way time.Duration, calls int) {
 
 // terms returns how long reservations are valid, how long the reply takes, and by how much less a
 // usable reservation may be valid.
-func (q *quota) terms(way time.Duration, calls int) (good, reply, slack time.Duration) {
+func (q *quota) terms(way, hold time.Duration, calls int) (good, reply, slack time.Duration) {
 	usual, worst := q.node.trip.get()
 	_, late := q.node.wake.get()
 	takes := cmp.Or(max(usual, worst), firstTrip) + time.Duration(calls)*takesTurn
 	width := q.clock.width(takes)
 	good = min(q.bound, roundUp(width+max(wakeUp, late, q.spare)))
-	reply = min(q.bound-good, roundUp(takes-width))
+	reply = min(q.bound-good, roundUp(takes-width+hold))
 	slack = max(0, good-width-max(leastWake, late))
 	if cmp.Or(way, q.plan.Guard()) == 0 {
 		good, slack = max(good, unguarded), 0
@@ -221,8 +240,13 @@ func microseconds(n int64) time.Duration { return time.Duration(n) * time.Micros
 
 // begin returns the first arguments of an operation. With leases the caller must have the turn.
 func (q *quota) begin(op string, more int) []any {
-	args := make([]any, 0, 4+len(q.plan.Units())+more)
-	args = appendCost(append(args, op, q.text), q.plan.PeriodStarts(time.Now().UnixMicro()))
+	return q.appendPlan(append(make([]any, 0, 4+len(q.plan.Units())+more), op))
+}
+
+// appendPlan appends what a call tells the script about the quota. With leases the caller must have
+// the turn.
+func (q *quota) appendPlan(args []any) []any {
+	args = appendCost(append(args, q.text), q.plan.PeriodStarts(time.Now().UnixMicro()))
 	if q.leases != nil {
 		args = q.leases.append(args)
 	}
@@ -235,8 +259,12 @@ func (q *quota) beginReserve(more int) []any {
 	if len(q.budgets) == 0 {
 		return q.begin(opReserve, more)
 	}
-	args := append(q.begin(opBudget, 1+len(q.budgets)+more), len(q.budgets))
-	return append(args, q.budgets...)
+	return q.appendBudgets(q.begin(opBudget, 1+len(q.budgets)+more))
+}
+
+// appendBudgets appends the number of budget tiers and these.
+func (q *quota) appendBudgets(args []any) []any {
+	return append(append(args, len(q.budgets)), q.budgets...)
 }
 
 func appendCost(args []any, cost []int64) []any {
@@ -388,19 +416,19 @@ func (q *quota) callsATrip() int {
 
 // reserveTrip returns a trip that reserves for the first of the requests, as many as fit in it.
 func (q *quota) reserveTrip(behind *store.Reservation, requests []store.Request) *trip {
-	calls, way := q.callsATrip(), time.Duration(0)
+	calls, way, t := q.callsATrip(), time.Duration(0), &trip{mixed: q.mixed.Load()}
 	for _, r := range requests {
-		way = max(way, cmp.Or(r.Guard, q.plan.Guard()))
+		way, t.hold = max(way, cmp.Or(r.Guard, q.plan.Guard())), max(t.hold, r.Hold)
 	}
 	var floor int64
 	if behind != nil {
 		floor = behind.At
 	}
-	t, turn := &trip{mixed: q.mixed.Load()}, micros(q.turnLength(requests))
+	turn := micros(q.turnLength(requests))
 	within := store.Forever
 	for i, before := 0, 0; i < calls && len(requests) > 0; i++ {
 		n := min(mostACall, len(requests))
-		if i > 0 && t.hasTurns(requests[0]) { // each call would give the process another turn
+		if i > 0 && (t.hasTurns(requests[0]) || q.place.Load() != nil) { // each call would give the process another turn
 			break
 		}
 		if i > 0 {
@@ -410,6 +438,10 @@ func (q *quota) reserveTrip(behind *store.Reservation, requests []store.Request)
 		}
 		args := append(q.beginReserve(5+n*(4+len(q.plan.Units()))), turn, before, floor)
 		args = t.withTerms(args, func(calls int) { q.setTerms(t, way, calls) })
+		if i == 0 {
+			t.lined = true
+			args = append(args, q.place.Load().args()...)
+		}
 		t.calls = append(t.calls, q.newCall(q.appendRequests(t, args, requests[:n], within)))
 		requests, before = requests[n:], before+n
 	}
@@ -430,27 +462,37 @@ func (q *quota) turnLength(requests []store.Request) time.Duration {
 	return length
 }
 
+// Leave does nothing: the quota leaves when its last watcher stops.
+func (q *quota) Leave() {}
+
 // leave gives back what Redis keeps for the waiting callers of this process: the turn of requests that
 // yield, and the place in the queue for permits or the permit that is kept. It does so after a delay,
 // or in Flush, unless a caller waits by then.
 func (q *quota) leave(delay time.Duration) {
-	if q.watched() || q.turn.Load() == 0 && !q.leases.queued() {
+	if q.watched() || q.turn.Load() == 0 && q.place.Load() == nil && !q.leases.queued() {
 		return
 	}
-	q.store.reports.later(delay, func() {
-		if !q.watched() {
-			q.giveBack(q.turn.Swap(0), 0)
-			q.leases.leave()
+	q.store.reports.later(delay, func() error {
+		if q.watched() {
+			return nil
 		}
+		err := q.giveBack(q.turn.Swap(0), 0)
+		if p := q.place.Swap(nil); p != nil {
+			err = errors.Join(err, q.giveBack(p.at, -p.length))
+		}
+		q.leases.leave()
+		return err
 	})
 }
 
 // giveBack gives back a turn if it is not 0, for a number of requests, or for requests that yield if
 // that is 0. Without a call, the turn ends by itself.
-func (q *quota) giveBack(turn, requests int64) {
-	if turn > 0 {
-		_, _, _, _ = q.ask(context.Background(), opLeave, func(_ *quota, args []any) []any { return append(args, turn, requests) })
+func (q *quota) giveBack(turn, requests int64) error {
+	if turn <= 0 {
+		return nil
 	}
+	_, _, _, err := q.ask(context.Background(), opLeave, func(_ *quota, args []any) []any { return append(args, turn, requests) })
+	return err
 }
 
 // soon returns how far ahead a request that yields is reserved. It is short enough not to delay
@@ -472,15 +514,6 @@ func (q *quota) Trip(ctx context.Context) time.Duration {
 // IsVoid reports whether the reservation is overtaken.
 func (q *quota) IsVoid(d store.Decision) bool { return q.overtaken([]store.Decision{d}) }
 
-// notBefore returns the earliest time of sending by the quota's clock, zero if the request has none
-// or there was no reply yet.
-func (q *quota) notBefore(r store.Request) int64 {
-	if r.NotBefore.IsZero() {
-		return 0
-	}
-	return q.clock.shows(r.NotBefore)
-}
-
 // hasTurns reports whether a trip reserves a request in a turn of this process: one that yields, or any
 // that waits while releases with other plans call, too, since what one of them reserves ahead delays
 // the others.
@@ -488,7 +521,7 @@ func (t *trip) hasTurns(r store.Request) bool { return r.YieldFor > 0 || t.mixed
 
 // appendRequests appends requests as groups of equal ones.
 func (q *quota) appendRequests(t *trip, args []any, requests []store.Request, most time.Duration) []any {
-	last, turn := int64(0), q.turn.Load()
+	turn := q.turn.Load()
 	if t.toldTurn {
 		turn = -turn
 	}
@@ -496,20 +529,8 @@ func (q *quota) appendRequests(t *trip, args []any, requests []store.Request, mo
 		r, n := requests[i], 1
 		within := min(r.MaxWait, most)
 		yields, hasTurns := r.YieldFor > 0, t.hasTurns(r)
-		for i+n < len(requests) && requests[i+n].NotBefore.Equal(r.NotBefore) &&
-			min(requests[i+n].MaxWait, most) == within && (requests[i+n].YieldFor > 0) == yields && slices.Equal(requests[i+n].Cost, r.Cost) {
+		for i+n < len(requests) && min(requests[i+n].MaxWait, most) == within && (requests[i+n].YieldFor > 0) == yields && slices.Equal(requests[i+n].Cost, r.Cost) {
 			n++
-		}
-		if before := q.notBefore(r); before != last {
-			args, last = append(args, 0, before), before
-		}
-		if last != 0 {
-			if t.notBefore == nil {
-				t.notBefore = make(map[*store.WaitSpec]int64)
-			}
-			for _, r := range requests[i : i+n] {
-				t.notBefore[r.WaitSpec] = last
-			}
 		}
 		if hasTurns {
 			args = append(args, -n)
@@ -576,7 +597,7 @@ func (h header) setBack() int64 { return h.generation + h.now - h.wall }
 func (q *quota) read(t *trip, requests []store.Request) (got []store.Decision, err error) {
 	got = make([]store.Decision, 0, min(len(requests), mostACall*len(t.calls)))
 	stopped := false
-	for _, c := range t.calls {
+	for i, c := range t.calls {
 		h := parseHeader(c.reply)
 		var known bounds
 		h.state, known = q.recordReply(h, t)
@@ -585,7 +606,15 @@ func (q *quota) read(t *trip, requests []store.Request) (got []store.Decision, e
 			closed := store.Decision{Verdict: store.Closed, Tier: -1, Wait: h.left(), Epoch: h.epoch}
 			return append(got, slices.Repeat([]store.Decision{closed}, len(requests))...), nil
 		}
-		runs, crossed := q.crossed(c.reply[headerLen:])
+		own := c.reply[headerLen:]
+		t.place = nil
+		if i == 0 && t.lined && len(own) >= 2 {
+			if !t.asks {
+				t.place = q.newPlace(own[0], own[1], t.got)
+			}
+			own = own[2:]
+		}
+		runs, crossed := q.crossed(own)
 		decided, ok := eachOf(runs, n, len(q.plan.Tiers()))
 		if !ok || len(decided) == 0 {
 			return got, &unavailableError{fmt.Errorf("the server replied to %d requests with %d, which the script does not", n, c.reply)}
@@ -595,6 +624,7 @@ func (q *quota) read(t *trip, requests []store.Request) (got []store.Decision, e
 		}
 		ahead := make([]store.Reservation, len(decided)/2)
 		for i := range ahead {
+			last := len(got) - 1
 			b := q.decided(decided[2*i], decided[2*i+1], h, known, t, requests[i], &ahead[i])
 			if b.Verdict == store.Admitted {
 				b.Crossed, crossed = append(q.takeUnreported(), crossed...), nil
@@ -605,11 +635,29 @@ func (q *quota) read(t *trip, requests []store.Request) (got []store.Decision, e
 				got = append(got, b)
 			}
 			stopped = stopped || b.Verdict == store.Later
+			if b.Verdict == store.Later && t.place != nil && last >= 0 && got[last].Verdict == store.Admitted {
+				a := got[last].Reservation
+				if a.Again = t.got; a.Start.Before(t.got) { // the process asks for the following requests in its turn
+					a.Again = a.Start
+				}
+			}
 		}
 		stopped = stopped || len(ahead) < n
 		requests = requests[n:]
 	}
 	return got, nil
+}
+
+// newPlace stores and returns the place of a reply, nil if its length is 0.
+func (q *quota) newPlace(at, length int64, now time.Time) (p *place) {
+	if length > 0 {
+		p = &place{at, length, now}
+		if old := q.place.Load(); old != nil && old.at == at {
+			p.since = old.since
+		}
+	}
+	q.place.Store(p)
+	return p
 }
 
 // eachOf expands runs of what, time and count into what and time of each request. The requests of a
@@ -729,9 +777,9 @@ func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store
 	}
 	switch {
 	case what < -1:
+
 		*a = store.Reservation{Told: t.got, Start: to, End: from.Add(t.good - shorter), At: at, Clock: h.setBack(), Cost: r.Cost, Guard: t.guard - shorter, State: h.state}
-		before := min(t.notBefore[r.WaitSpec], h.now+micros(mostAhead))
-		if early := max(h.now+micros(t.reply), before) - at; early > 0 {
+		if early := h.now + micros(t.reply) - at; early > 0 {
 			a.End = a.End.Add(microseconds(early))
 			if a.Guard > 0 {
 				a.Guard += microseconds(early)
@@ -761,6 +809,8 @@ func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store
 			b.Wait = min(b.Wait, longestInQueue)
 		case at == never && q.leases != nil:
 			b.Wait = q.leases.askAgain() // a message may be lost
+		case at != never && t.place != nil:
+			b.Ready, b.Wait = b.Wait, max(0, b.Wait-t.place.askAhead(t.got, b.Wait, q.trip()))
 		case at != never && b.Wait > mostApart:
 			b.Ready, b.Wait = b.Wait, untilReserved(b.Wait)
 		default:

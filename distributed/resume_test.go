@@ -26,7 +26,7 @@ func plan(t testing.TB, guard time.Duration, tiers ...throttle.Tier) *algorithms
 
 func quota(t testing.TB, s store.Store, key string, p *algorithms.Plan) store.Quota {
 	t.Helper()
-	q, err := s.Open(key, p)
+	q, err := s.Open(key, p, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

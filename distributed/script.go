@@ -24,7 +24,7 @@ var scriptFiles embed.FS
 // runs, so a call defines only what it needs.
 var scriptParts = []string{
 	"number", "pack", "call", "plan", "queue", "flight", "state", "rule", "need", "pool", "save", "tail", "tiers", "convert",
-	"pace", "reserve", "main",
+	"pace", "line", "reserve", "main",
 }
 
 // The operations of the script. The header of script/main.lua lists their arguments and replies.

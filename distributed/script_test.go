@@ -156,14 +156,14 @@ func checkForeignValues(t *testing.T, s *subject, stride int) {
 		for _, foreign := range []string{"", "1", "hello", "thr", "thr1", "throttle"} {
 			checkRefused(foreign, "THROTTLE foreign")
 		}
-		for _, corrupt := range []string{"thr1 ", "thr1 \n", "thr2 ", "thr2 \n", "thr3 ", "thr3 \n", "thr4 ", "thr4 \n", v[:head-1], v[:head-2] + "\n", v[:head-1] + " 1\n" + v[head:],
+		for _, corrupt := range []string{"thr1 ", "thr1 \n", "thr2 ", "thr2 \n", "thr3 ", "thr3 \n", "thr4 ", "thr4 \n", "thr5 ", "thr5 \n", v[:head-1], v[:head-2] + "\n", v[:head-1] + " 1\n" + v[head:],
 			v[:head-1] + "+\n" + v[head:], v[:head-1] + "+1\n" + v[head:], v[:head-1] + "+0 1 77 0 1 1 1 0 9000000000000000\n" + v[head:]} {
 			checkRefused(corrupt, "THROTTLE corrupt")
 		}
-		checkRefused("thr5"+v[4:], "THROTTLE version")
+		checkRefused("thr6"+v[4:], "THROTTLE version")
 		checkRefused("thr12 anything\n", "THROTTLE version")
-		checkRefused("thr4 1 1 1 1 1 77 0 1 1 1 1\n"+v[head:], "THROTTLE corrupt") // algorithm 77
-		checkRefused("thr4 1 1 1 2 1\n"+v[head:], "THROTTLE corrupt")
+		checkRefused("thr5 1 1 1 1 1 77 0 1 1 1 1\n"+v[head:], "THROTTLE corrupt") // algorithm 77
+		checkRefused("thr5 1 1 1 2 1\n"+v[head:], "THROTTLE corrupt")
 		rings := 0
 		for _, tier := range plan.Tiers() {
 			if tier.Algorithm == algorithms.SlidingLog {
@@ -312,7 +312,7 @@ func checkPolicyChange(t *testing.T, s *subject) {
 
 // TestOldFormats checks that states of earlier formats can still be read. In the first, windows of
 // the clock had a number less; the second had no end of a ban; in the third, the pool had no
-// guards.
+// guards; the fourth had turns, but no line.
 func TestOldFormats(t *testing.T) {
 	const at = 1_700_000_000_000_000
 	ctx := context.Background()
@@ -335,10 +335,10 @@ func TestOldFormats(t *testing.T) {
 		body = body[:42] + "\x01" + body[43:] // the pause is a ban
 		front, words := body[:55]+body[63:63+7], body[63+7:]
 		first := words[:14] + words[21:35] + words[35:56] + words[63:84] + words[91:] // 3, 2, 4 and 4 numbers
-		second, third := strings.Replace(head, "thr4", "thr2", 1), strings.Replace(head, "thr4", "thr3", 1)
-		head = strings.Replace(head, "thr4", "thr1", 1)
+		second, third, fourth := strings.Replace(head, "thr5", "thr2", 1), strings.Replace(head, "thr5", "thr3", 1), strings.Replace(head, "thr5", "thr4", 1)
+		head = strings.Replace(head, "thr5", "thr1", 1)
 		head = strings.Replace(head, " "+strconv.FormatInt(algorithms.Day.Longest().Microseconds(), 10)+" ", " 0 ", 1)
-		for format, state := range []string{head + "\n" + front + first, second + "\n" + body[:56] + body[63:], third + "\n" + body[:52] + "\x01" + body[53:] + strings.Repeat("\x00", 14)} {
+		for format, state := range []string{head + "\n" + front + first, second + "\n" + body[:56] + body[63:], third + "\n" + body[:52] + "\x01" + body[53:] + strings.Repeat("\x00", 14), fourth + "\n" + body + strings.Repeat("\x00", 7*8)} { // turns
 			s.rdb.Set(ctx, s.key, state, time.Hour)
 			got, err := s.answer(at+300_000, step{op: opStatus})
 			if err != nil || !slices.Equal(got[3:], want[3:]) {

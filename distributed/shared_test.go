@@ -49,11 +49,10 @@ func TestSharedInAFleet(t *testing.T) {
 					if !test.apart {
 						other = one
 					}
-					g, err := throttle.NewGroup(throttle.Policy{Name: "shared", Tiers: []throttle.Tier{limit}}, one)
+					g, err := throttle.NewGroup(throttle.Policy{Name: "shared", Tiers: []throttle.Tier{limit}}, one, throttle.GroupOptions{Shared: true})
 					if err != nil {
 						t.Fatal(err)
 					}
-					g.Shared = true
 					for i, tier := range []throttle.Tier{test.outer, throttle.PerSecond(20)} {
 						l := limiter(t, throttle.Policy{Name: fmt.Sprint("outer ", i), Tiers: []throttle.Tier{tier}}, other)
 						if test.account != nil {

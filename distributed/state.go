@@ -48,7 +48,7 @@ func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (sto
 	}
 	spec := store.WaitSpec{} // with no wait
 	if r.WaitSpec != nil {
-		spec.YieldFor, spec.Headroom = r.YieldFor, r.Headroom
+		spec.YieldFor, spec.Headroom, spec.Hold = r.YieldFor, r.Headroom, r.Hold
 		if r.DryRun {
 			spec.MaxWait = dryRun
 		}
@@ -61,9 +61,12 @@ func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (sto
 		return moved, nil
 	}
 	q.leases.rebase(q)
-	t := new(trip)
-	args := t.withTerms(append(q.beginReserve(9), 0, 0, 0), func(calls int) { q.setTerms(t, r.Guard, calls) })
-	_, err := q.call(t, q.appendRequests(t, args, requests, 0))
+	t, own := &trip{lined: true, asks: true, hold: spec.Hold}, (*place)(nil)
+	if r.IsDryRun() { // else the request would go in the turn of the callers that wait
+		own = q.place.Load()
+	}
+	args := t.withTerms(append(q.beginReserve(12), 0, 0, 0), func(calls int) { q.setTerms(t, r.Guard, calls) })
+	_, err := q.call(t, q.appendRequests(t, append(args, own.args()...), requests, 0))
 	got, lost, err := q.conclude(t, requests, err)
 	switch {
 	case err != nil:
@@ -447,7 +450,7 @@ func (q *quota) notifyFreed() {
 
 func (q *quota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 	w := &watcher{changed}
-	stopLine := q.line.Watch(func() { changed(store.Replanned, 0) })
+	stopLine := q.lineage.Watch(func() { changed(store.Replanned, 0) })
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.watchers[w] = struct{}{}
@@ -618,6 +621,12 @@ func (q *quota) Return(_ context.Context, b store.Decision, cost []int64) error 
 	return nil
 }
 
+// Align does nothing: windows of unknown phase stay rolling.
+func (q *quota) Align(int, time.Time, time.Time) {}
+
+// Learned is false: Redis keeps what the responses have reported.
+func (q *quota) Learned() bool { return false }
+
 // Observe reports readings to Redis, in a goroutine that ends with the call. It skips them if the
 // last report was less than observeEvery ago and units remain.
 func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation) {
@@ -708,11 +717,11 @@ func (q *quota) Soonest(cost []int64, headroom int64) (wait time.Duration, tier 
 
 // idle returns a quota without charges and with the pause of this one, or nil if this one has a
 // successor.
-func (q *quota) idle() store.Forecaster {
+func (q *quota) idle() store.Quota {
 	if !q.isNewest() {
 		return nil
 	}
-	idle, _ := local.New().Open("", q.plan) // a new store has no key yet
+	idle, _ := local.New().Open("", q.plan, nil) // a new store has no key yet
 	q.mu.Lock()
 	left := time.Until(q.state.until)
 	if !q.state.unrecorded && time.Since(q.state.asOf) > forecastAfter { // it may have ended early
@@ -720,7 +729,7 @@ func (q *quota) idle() store.Forecaster {
 	}
 	q.mu.Unlock()
 	_, _ = idle.Pause(context.Background(), store.Pause{For: left})
-	return idle.(store.Forecaster)
+	return idle
 }
 
 // Idle reports whether the quota can be forgotten without a loss: no pause is in force, which Redis
@@ -738,5 +747,5 @@ func (q *quota) Idle() bool {
 func (q *quota) Close() {
 	q.leave(0)
 	q.store.listener.forget(q)
-	q.line.Close()
+	q.lineage.Close()
 }

@@ -5,7 +5,7 @@
 //	lim, err := throttle.New(policy, distributed.New(rdb, distributed.Options{}))
 //
 // Most programs need only [New], [Store.Flush] at shutdown, and the section Deployment. The file
-// docs/fleet.md describes the protocol in detail.
+// docs/fleet.md has what a fleet can expect, and docs/design.md the protocol.
 //
 // # Reservations
 //
@@ -246,7 +246,7 @@ func orDefault(d, otherwise time.Duration) time.Duration {
 }
 
 // Open returns the quota of a key. It sends nothing and does not block.
-func (s *Store) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
+func (s *Store) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
 	if err := s.validate(); err != nil {
 		return nil, err
 	}
@@ -254,7 +254,7 @@ func (s *Store) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 		return nil, errors.New("distributed: the key is empty: give the policy a Name, by which the quota is kept")
 	}
 	line, version := s.lines.Open(key)
-	q := s.newQuota(s.name(key), plan, line, version)
+	q := s.newQuota(s.name(key), plan, line, version, report)
 	q.leases = newLeases(q)
 	return q, nil
 }
@@ -288,17 +288,25 @@ func (s *Store) validate() error {
 
 // name returns the name of a key in Redis. It contains a hash, and a list of the names does not
 // reveal the keys.
+//
+// The key of a Group is the policy's name, a zero byte and the Group's own key. If that is the whole
+// key of an outer quota, a byte of 1 and more, as package providers makes it, the name has the name of
+// the outer quota as its tag, so that both lie in one slot.
 func (s *Store) name(key string) string {
 	sum := sha256.Sum256([]byte(key))
-	return s.options.Prefix + base64.RawURLEncoding.EncodeToString(sum[:16])
+	name := base64.RawURLEncoding.EncodeToString(sum[:16])
+	_, own, _ := strings.Cut(key, "\x00")
+	if outer, _, nested := strings.Cut(own, "\x01"); nested && !strings.Contains(s.options.Prefix, "{") {
+		name = "{" + s.name(outer) + "}:" + name
+	}
+	return s.options.Prefix + name
 }
 
 // leaseKeys returns the names of the keys that hold the leases of a quota. They begin with the
 // prefix and lie in the slot of the quota's key.
 func (s *Store) leaseKeys(key string) []string {
-	if slot(s.options.Prefix) == slot(key) { // the prefix has a tag
-		return []string{key + ":leases", key + ":line"}
+	if !strings.Contains(key, "{") { // else it has a tag
+		key = s.options.Prefix + "{" + key + "}"
 	}
-	key = s.options.Prefix + "{" + key + "}"
 	return []string{key + ":leases", key + ":line"}
 }

@@ -64,8 +64,8 @@ type reserver interface {
 	store.Reserver
 }
 
-func (s faultyStore) Open(key string, p *algorithms.Plan) (store.Quota, error) {
-	q, err := s.Store.Open(key, p)
+func (s faultyStore) Open(key string, p *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
+	q, err := s.Store.Open(key, p, report)
 	if err != nil {
 		return nil, err
 	}

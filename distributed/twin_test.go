@@ -42,6 +42,7 @@ type twin struct {
 	knownUntil               int64 // nothing is reserved at this instant or later
 	exists                   bool  // a state exists
 	now, wall, gen, frontier int64
+	guardNow                 int64 // of the requests of this call
 	atFrontier               int64 // how many were reserved at the frontier
 	until, epoch             int64
 	level                    int64 // back-offs in a row
@@ -55,6 +56,8 @@ type twin struct {
 	waits, first             bool  // the caller has callers that wait; a place was kept for it
 	turnsEnd, delayedEnd     int64 // of requests that yield
 	openTurns                int64
+	lineEnd, lineFront       int64 // of requests that go later than soon
+	lineOpen, lineUntil      int64
 	mixedUntil, mixedPace    int64            // of turns while releases call by turns
 	called                   *algorithms.Plan // of the last call
 	latest                   int64            // when the last lease ends
@@ -397,11 +400,14 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	case opObserve:
 		m.observe(args{s.args})
 	case opLeave:
-		m.leave(s.args[0])
+		m.leave(s.args[0], s.args[1])
 	}
 	m.keepPlaces()
 	if m.turnsEnd <= m.now && m.delayedEnd <= m.now { // the turns are over
 		m.turnsEnd, m.delayedEnd, m.openTurns = 0, 0, 0
+	}
+	if m.lineOpen == 0 || max(m.lineUntil, m.until)+1_000_000 <= m.now {
+		m.lineEnd, m.lineFront, m.lineOpen, m.lineUntil = 0, 0, 0, 0
 	}
 	head := []int64{m.now, m.gen, m.ttl(), m.epoch, 0, 0}
 	switch {
@@ -631,6 +637,9 @@ func (m *twin) reserve(a args) (out []int64) {
 		}
 	}
 	replyAt += m.now
+	m.guardNow = max(guard, m.resolution())
+	line := m.enterLine(&a, replyAt, turnLength)
+	defer func() { out = append(line.answer(), out...) }()
 	m.dropExpired()
 	if held := max(m.now, m.until); held >= m.knownUntil {
 		return append([]int64{-1, held}, m.crossings(false)...)
@@ -698,6 +707,10 @@ func (m *twin) reserve(a args) (out []int64) {
 			} else {
 				at, tier = m.earliest(cost, 0)
 			}
+			waits := false
+			if ofTurn.first == 0 && !yields && at > replyAt+250_000 {
+				waits, at, tier = line.wait(at, tier, left, cost, within, a.rest)
+			}
 			leaving, held := at, tier
 			if yields {
 				leaving, held = m.earliest(cost, headroom)
@@ -739,9 +752,14 @@ func (m *twin) reserve(a args) (out []int64) {
 					leaving = min(leaving, m.now+within)
 				}
 				return append(out, int64(held), leaving)
-			case !yields && at > m.now && !ofTurn.admits(at, tier, cost, lent >= 0, reserved),
+			case waits:
+				return append(out, int64(tier), at)
+			case !yields && at > m.now && (ofTurn.first > 0 && line.isOver(at, ofTurn.first) || !ofTurn.admits(at, tier, cost, lent >= 0, reserved)),
 				!yields && lent < 0 && at > m.now && m.mixedUntil > m.now && at > max(m.now, replyAt),
 				!yields && lent < 0 && at > max(m.now, m.frontier)+m.mostApart(cost):
+				if line.took = false; m.lineOpen > 0 {
+					_, at, tier = line.wait(at, tier, left, cost, within, a.rest)
+				}
 				return append(out, int64(tier), at)
 			}
 			if at = leaving; at > m.now && !yields {
@@ -759,6 +777,7 @@ func (m *twin) reserve(a args) (out []int64) {
 				}
 				m.reserveAt(at, inFlightFor(at, guard, replyAt, m.plan), good, cost)
 			}
+			line.take()
 			m.addHeld(cost)
 			reserved, m.first = true, false
 			nth := m.atFrontier
@@ -898,8 +917,162 @@ func latestOf(a, b *big.Int) *big.Int {
 	return a
 }
 
-// leave ends a turn. When the last one has ended, no request waits behind turns.
-func (m *twin) leave(turn int64) {
+// A lineCall is what a call does in the line: that of requests which go later than soon. A turn is a place
+// in the line and a length.
+type lineCall struct {
+	*twin
+	near, turnLength int64
+	lined            bool // the call takes part in the line
+	place, length    int64
+	has, took        bool // the caller has a turn; its requests go in it
+}
+
+// enterLine reads the caller's turn.
+func (m *twin) enterLine(a *args, replyAt, turnLength int64) *lineCall {
+	l := &lineCall{twin: m, near: replyAt, turnLength: turnLength}
+	if len(a.rest) > 2 && a.rest[0] == 0 && a.rest[1] < 0 {
+		l.lined, l.place, l.length, a.rest = true, -1-a.rest[1], a.rest[2], a.rest[3:]
+		l.has = l.length > 0 && l.place < m.lineEnd && l.place >= m.lineFront-1_000_000
+	}
+	return l
+}
+
+// answer returns the caller's turn, zeros if it has none.
+func (l *lineCall) answer() []int64 {
+	switch {
+	case !l.lined:
+		return nil
+	case l.has:
+		return []int64{l.place, l.length}
+	}
+	return []int64{0, 0}
+}
+
+// wait reports whether a request goes later than soon, and when and because of which tier. The caller then
+// has a turn for it and for the requests in rest.
+func (l *lineCall) wait(at int64, tier int, left int64, cost []int64, within int64, rest []int64) (waits bool, due int64, by int) {
+	if !l.lined || at >= 1<<52 || l.mixedUntil > l.now || l.frontier > l.now+4_000_000 {
+		return false, at, tier
+	}
+	n := cost[l.plan.UnitOf(0)] // there is one tier, see the generator
+	open := l.lineOpen
+	switch {
+	case l.took || l.has && l.place <= l.lineFront:
+		open = 0
+	case l.has && l.place < l.lineEnd:
+		before := new(big.Int).Mul(big.NewInt(l.place-l.lineFront), big.NewInt(l.lineOpen))
+		open = before.Div(before, big.NewInt(l.lineEnd-l.lineFront)).Int64()
+	}
+	due, soon := l.behind(n, at, open), int64(1_500_000)
+	switch {
+	case l.has && l.place < l.lineFront:
+		soon = 1_750_000
+	case l.lineOpen > 0 && !l.has && !l.took:
+		soon = 750_000
+	}
+	if due <= l.near+soon {
+		return false, at, tier
+	}
+	if within == -1 || within >= 0 && due-l.now <= within {
+		if l.lineOpen == 0 {
+			l.lineEnd, l.lineFront, l.has = l.now, l.now, false
+		}
+		if !l.has {
+			l.has, l.place, l.length, l.lineEnd = true, l.lineEnd, 0, l.lineEnd+1
+		}
+		more := max(0, l.takes(n, left, rest)-l.length)
+		if l.length += more; l.place >= l.lineFront {
+			l.lineOpen += more
+		}
+		l.lineUntil, l.took = max(l.lineUntil, due+l.length), false
+	}
+	return true, due, 1
+}
+
+// each returns for how long n units keep others waiting, and the length of a round of as many as the tier
+// admits at once.
+func (l *lineCall) each(n int64) (each, round int64) {
+	t := l.plan.Tiers()[0]
+	guard, window := l.guardNow, t.Window.Microseconds()
+	ceil := func(a, b, c int64) int64 {
+		p := new(big.Int).Mul(big.NewInt(a), big.NewInt(b))
+		return p.Add(p, big.NewInt(c-1)).Div(p, big.NewInt(c)).Int64()
+	}
+	switch t.Algorithm {
+	case algorithms.TokenBucket, algorithms.LeakyBucket, algorithms.GCRA:
+		own := ceil(n, window, t.Limit)
+		return max(own, ceil(own+guard, 1, max(1, t.Capacity()/n))), 0
+	case algorithms.Calendar:
+		window, guard = t.Period.Longest().Microseconds(), 0
+	case algorithms.FixedWindow:
+		guard = 0
+	}
+	return ceil(n, window+guard, t.Limit), window + guard
+}
+
+// behind returns when a request of n units goes behind open turns, if it would go at an instant without.
+func (l *lineCall) behind(n, at, open int64) int64 {
+	each, round := l.each(n)
+	switch {
+	case open == 0:
+		return at
+	case round == 0:
+		return min(1<<52, at+open)
+	}
+	most := max(1, l.plan.Tiers()[0].Capacity()/n)
+	cost := make([]int64, len(l.plan.Units()))
+	cost[l.plan.UnitOf(0)] = (open/each%most + 1) * n
+	first, _ := l.earliest(cost, 0)
+	late := new(big.Int).Mul(big.NewInt(open/each/most), big.NewInt(round))
+	if late.Add(late, big.NewInt(max(at, first))); late.BitLen() > 52 {
+		return 1 << 52
+	}
+	return late.Int64()
+}
+
+// takes returns how long a turn has to be.
+func (l *lineCall) takes(n, left int64, rest []int64) int64 {
+	each, _ := l.each(n)
+	length := new(big.Int).Mul(big.NewInt(each), big.NewInt(left))
+	for a := (args{rest}); len(a.rest) > 0; {
+		count, _, yields, _, _, _, cost := a.group(len(l.plan.Units()))
+		if n := cost[l.plan.UnitOf(0)]; n > 0 && !yields {
+			other, _ := l.each(n)
+			length.Add(length, new(big.Int).Mul(big.NewInt(count), big.NewInt(other)))
+		}
+	}
+	if length.Cmp(big.NewInt(l.turnLength)) > 0 {
+		return max(each, l.turnLength)
+	}
+	return max(each, length.Int64())
+}
+
+// take ends the caller's turn, because its requests go.
+func (l *lineCall) take() {
+	if l.lined && l.has {
+		if l.place >= l.lineFront {
+			open := big.NewInt(max(0, l.lineOpen-l.length))
+			open.Div(open.Mul(open, big.NewInt(l.lineEnd-l.place-1)), big.NewInt(max(1, l.lineEnd-l.lineFront-1)))
+			l.lineFront, l.lineOpen = l.place+1, open.Int64()
+		}
+		l.has, l.took = false, true
+	}
+}
+
+// isOver reports whether a request needs another turn than those before it in the call.
+func (l *lineCall) isOver(at, first int64) bool {
+	return l.lined && at > max(l.near+1_500_000, first)+l.turnLength
+}
+
+// leave ends a turn. When the last one has ended, no request waits behind turns. A negative number is the
+// length of a turn in the line.
+func (m *twin) leave(turn, number int64) {
+	if number < 0 {
+		if turn >= m.lineFront && turn < m.lineEnd {
+			m.lineOpen = max(0, m.lineOpen+number)
+		}
+		return
+	}
 	if turn > m.turnsEnd {
 		return
 	}
@@ -1458,7 +1631,7 @@ func (s *subject) answer(at int64, st step) ([]int64, error) {
 		return nil, err
 	}
 	if st.op == opReserve || st.op == opBudget {
-		reply = s.expandRuns(reply)
+		reply = s.expandRuns(reply, isLined(st))
 	}
 	if reply[wallAt+1] > reply[0] {
 		return nil, fmt.Errorf("now is %d and the state was written at %d", reply[0], reply[wallAt+1])
@@ -1466,11 +1639,23 @@ func (s *subject) answer(at int64, st step) ([]int64, error) {
 	return slices.Delete(reply, wallAt, headerLen), nil // the twin's answers contain no TIME
 }
 
+// isLined reports whether a reservation takes part in the line.
+func isLined(st step) bool {
+	head := st.args
+	if st.op == opBudget {
+		head = head[1+head[0]:]
+	}
+	return len(head) > 8 && head[7] == 0 && head[8] < 0
+}
+
 // expandRuns returns the answer to a reservation with one pair of numbers for each request.
-func (s *subject) expandRuns(reply []int64) []int64 {
+func (s *subject) expandRuns(reply []int64, lined bool) []int64 {
 	head, own := reply[:headerLen:headerLen], reply[headerLen:]
 	if len(own) == 0 { // during a ban
 		return head
+	}
+	if lined { // the caller's turn
+		head, own = append(head, own[:2]...), own[2:]
 	}
 	calendars := len(own) - 4*len(s.plan.PeriodStarts(0))/5
 	for runs := own[:calendars]; len(runs) > 0; {
@@ -1708,6 +1893,8 @@ type generator struct {
 	*rand.Rand
 	plan     *algorithms.Plan
 	reserved []chargeRecord
+	place    int64 // in the line, of the last answer
+	length   int64
 	seqs     [3]int64
 	held     [3][]int64
 	settled  [3][]int64 // and not reported yet
@@ -1833,13 +2020,18 @@ func (g *generator) trace(t *testing.T, s *subject) (decisions int) {
 		budgets := budgetsOf(g.plan)
 		head := st.args[len(budgets):]
 		guard, replyAt := cmp.Or(head[3], g.plan.Guard().Microseconds()), got[0]+head[4]
-		costs := costsOf(head[7:], len(g.plan.Units()))
-		for i := 6; i < len(got)-len(m.crossings(false)); i += 2 {
+		groups, first := head[7:], 6
+		if isLined(st) && len(got) > 6 {
+			groups, first = groups[3:], 8
+			g.place, g.length = got[6], got[7]
+		}
+		costs := costsOf(groups, len(g.plan.Units()))
+		for i := first; i < len(got)-len(m.crossings(false)); i += 2 {
 			decisions++
 			if got[i] >= -1 {
 				continue
 			}
-			cost := costs[(i-6)/2]
+			cost := costs[(i-first)/2]
 			shorter := max(0, -1<<32-got[i])
 			if shorter > 0 {
 				s.shorter++
@@ -1877,7 +2069,7 @@ func (g *generator) tryErrors(t *testing.T, s *subject, at int64) {
 			t.Fatalf("%v: got %v, want an error", st, got)
 		}
 	}
-	s.rdb.Set(context.Background(), other.key, "thr4 "+other.text+"\n", 0)
+	s.rdb.Set(context.Background(), other.key, "thr5 "+other.text+"\n", 0)
 	_, _ = other.answer(at, step{op: opStatus})
 	s.rdb.Del(context.Background(), other.keys()...)
 }
@@ -2042,7 +2234,9 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 		s.op = opLease
 	case roll == 3:
 		s.op = opLeave
-		add(pick(g, 0, m.turnsEnd, m.turnsEnd+1, max(0, m.turnsEnd-g.Int64N(2_000_000))), 0)
+		if add(pick(g, 0, m.turnsEnd, m.turnsEnd+1, max(0, m.turnsEnd-g.Int64N(2_000_000))), 0); g.length > 0 {
+			s.args = []int64{g.place, -g.length}
+		}
 	case roll <= 6 && len(g.reserved) > 0:
 		s.op = pick(g, opCancel, opRefund)
 		add(m.gen-g.Int64N(10)/9, pick(g, m.setBack(), m.setBack(), m.setBack(), 0), g.reserved[len(g.reserved)-1].guard)
@@ -2072,6 +2266,10 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 			length = pick[int64](g, 0, 1e15)
 		}
 		add(length, pick[int64](g, 0, 0, 0, 1, 64), pick[int64](g, 0, 0, m.frontier), g.guard(), pick(g, 0, g.Int64N(2_000_000)), pick(g, 0, 0, 0, m.now+g.Int64N(100)), g.guard())
+		if len(g.plan.Tiers()) == 1 && s.op == opReserve && !m.leased() && g.IntN(3) > 0 { // the twin does not tell what one of several tiers admits
+			add(0)
+			add(pick(g, [][]int64{{-1, 0}, {-1 - g.place, g.length}, {-1 - g.place, g.length}, {-1 - m.lineFront, g.Int64N(1_000_000)}}...)...)
+		}
 		for range 1 + g.IntN(3) {
 			if count := pick[int64](g, 1, 2, 5, 30, 64); g.IntN(3) == 0 {
 				add(-count, g.within(), pick(g, 0, g.Int64N(91)), pick(g, 0, g.Int64N(1_000_000)), g.turn(m))

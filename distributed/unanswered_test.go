@@ -83,7 +83,7 @@ func TestIdle(t *testing.T) {
 		check := func(q store.Quota, want bool, what string) {
 			t.Helper()
 			time.Sleep(100 * ms)
-			if q.(store.Idler).Idle() != want {
+			if q.(store.Lifecycle).Idle() != want {
 				t.Errorf("%s: got Idle = %v, want %v", what, !want, want)
 			}
 		}
@@ -111,6 +111,8 @@ func TestIdle(t *testing.T) {
 		check(q, true, "the pause is over")
 		admit(t, q, store.Request{Cost: []int64{1}})
 		check(q, false, "a request was sent without Redis")
+		time.Sleep(20 * sec)
+		check(q, false, "the request is not charged in Redis yet")
 	})
 }
 

@@ -50,7 +50,7 @@ func TestCalled(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.TryAcquire(nil); err == nil {
+	if _, err := l.TryAcquire(t.Context(), nil); err == nil {
 		t.Fatal("admitted by a closed store")
 	}
 	if i := <-told; i.Err == nil || i.Requests != 0 || i.Duration > time.Minute {

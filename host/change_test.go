@@ -34,7 +34,7 @@ func TestChange(t *testing.T) {
 		var received []store.Change
 		defer beside.Watch(func(c store.Change, _ time.Duration) { received = append(received, c) })()
 		smaller := plan(t, 50*ms, throttle.Tier{Limit: 900, Window: time.Minute, Unit: "tokens"}, throttle.Tier{Limit: 9, Window: time.Minute})
-		if err := here.(store.Changer).Change(background, smaller); err != nil {
+		if err := here.(store.Lifecycle).Change(background, smaller); err != nil {
 			t.Fatal(err)
 		}
 		if len(received) != 1 || received[0] != store.Replanned {
@@ -44,7 +44,7 @@ func TestChange(t *testing.T) {
 			if b := take(q); b.Verdict != store.Moved {
 				t.Errorf("%+v of a quota with a successor, want Moved", b)
 			}
-			next, newest := q.(store.Changer).Successor()
+			next, newest := q.(store.Lifecycle).Successor()
 			if newest != smaller {
 				t.Error("the successor does not have the new plan")
 			}
@@ -54,7 +54,7 @@ func TestChange(t *testing.T) {
 			}
 		}
 		here.Arrived(inFlight, []int64{1, 100}) // the request lands with its guard
-		next, _ := beside.(store.Changer).Successor()
+		next, _ := beside.(store.Lifecycle).Successor()
 		if b, err := next.TryAcquire(background, store.Request{Cost: []int64{100, 1}}); err != nil || b.Verdict != store.Admitted {
 			t.Errorf("%+v, %v", b, err)
 		}
@@ -64,7 +64,7 @@ func TestChange(t *testing.T) {
 		if b := take(there); b.Verdict != store.Admitted {
 			t.Errorf("%+v in another process with the larger limit, want Admitted", b)
 		}
-		if err := here.(store.Changer).Change(background, plan(t, 0, throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency})); err == nil {
+		if err := here.(store.Lifecycle).Change(background, plan(t, 0, throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency})); err == nil {
 			t.Error("Change accepted a plan that Open refuses")
 		}
 		next.Close()

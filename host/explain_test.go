@@ -30,7 +30,7 @@ func TestExplain(t *testing.T) {
 	if _, err := limiters[0].Acquire(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range []string{"elsewhere", "call"} {
+	for i, want := range []throttle.PauseCause{throttle.PausedElsewhere, throttle.PausedByCall} {
 		if err := limiters[1-i].Pause(t.Context(), time.Duration(1+i)*time.Minute); err != nil {
 			t.Fatal(err)
 		}
@@ -67,7 +67,7 @@ func TestForecast(t *testing.T) {
 		t.Errorf("Explain: %v, %v", e, err)
 	}
 	var refused *throttle.WaitError
-	if _, err := lim.TryAcquire(nil); !errors.As(err, &refused) || refused.Wait < least {
+	if _, err := lim.TryAcquire(t.Context(), nil); !errors.As(err, &refused) || refused.Wait < least {
 		t.Errorf("TryAcquire: %v", err)
 	}
 }

@@ -237,7 +237,7 @@ func TestGroup(t *testing.T) {
 		s := openFile(t, file(t))
 		p := exact(throttle.PerSecond(2))
 		p.Name = "api"
-		g, err := throttle.NewGroup(p, s)
+		g, err := throttle.NewGroup(p, s, throttle.GroupOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -264,7 +264,7 @@ func TestOpenRefuses(t *testing.T) {
 			t.Errorf("%v, want an error that names a store for %v", err, tier)
 		}
 	}
-	if _, err := s.Open("", plan(t, 0, algorithms.PerSecond(1))); err == nil {
+	if _, err := s.Open("", plan(t, 0, algorithms.PerSecond(1)), nil); err == nil {
 		t.Error("Open accepts an empty key")
 	}
 	l := limiter(t, policy(throttle.PerSecond(1)), s)

@@ -132,7 +132,7 @@ func (s *Store) Close() error {
 
 // Open returns the quota of a key. It does not block. It fails for a tier that is Concurrency or
 // Estimated.
-func (s *Store) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
+func (s *Store) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
 	if key == "" {
 		return nil, errors.New("host: key is empty: set the Name of the policy, by which the file keeps quotas")
 	}
@@ -140,7 +140,7 @@ func (s *Store) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 		return nil, err
 	}
 	line, version := s.lines.Open(key)
-	return newQuota(s, name(key), plan, line, version), nil
+	return newQuota(s, name(key), plan, line, version, report), nil
 }
 
 func validate(plan *algorithms.Plan) error {

@@ -68,7 +68,7 @@ func plan(t testing.TB, guard time.Duration, tiers ...algorithms.Tier) *algorith
 
 func open(t testing.TB, s throttle.Store, p *algorithms.Plan) store.Quota {
 	t.Helper()
-	q, err := s.Open("api", p)
+	q, err := s.Open("api", p, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,8 +208,8 @@ func (g *pair) step() {
 		g.same(nil, d.twin.Return(background, d.Decision, one), d.quota.Return(background, d.Decision, one))
 	case what == 17:
 		from := time.Now().Add(g.random(sec))
-		g.twin.(store.Aligner).Align(0, from, from.Add(10*ms))
-		g.quota.(store.Aligner).Align(0, from, from.Add(10*ms))
+		g.twin.(store.Feedback).Align(0, from, from.Add(10*ms))
+		g.quota.(store.Feedback).Align(0, from, from.Add(10*ms))
 	case what == 18 && g.rand.IntN(4) == 0:
 		pause := store.Pause{For: g.random(sec) * time.Duration(g.rand.IntN(2)), Close: g.rand.IntN(2) == 0, Probe: g.rand.IntN(2) == 0}
 		pause.Once, pause.Epoch = g.rand.IntN(4) == 0, g.rand.Int64N(20)
@@ -243,12 +243,12 @@ func (g *pair) change() {
 	}
 	g.plan = plan(g, g.plan.Guard(), tiers...)
 	quota := g.quota
-	g.same(nil, g.twin.(store.Changer).Change(background, g.plan), quota.(store.Changer).Change(background, g.plan))
+	g.same(nil, g.twin.(store.Lifecycle).Change(background, g.plan), quota.(store.Lifecycle).Change(background, g.plan))
 	if b, err := quota.TryAcquire(background, store.Request{Cost: one}); err != nil || b.Verdict != store.Moved {
 		g.Fatalf("%s: %+v, %v of a quota with a successor, want Moved", g.what, b, err)
 	}
-	g.twin, _ = g.twin.(store.Changer).Successor()
-	g.quota, _ = g.quota.(store.Changer).Successor()
+	g.twin, _ = g.twin.(store.Lifecycle).Successor()
+	g.quota, _ = g.quota.(store.Lifecycle).Successor()
 	want, _ := g.twin.Status(background)
 	got, err := quota.Status(background)
 	g.same(err, got, want)
@@ -260,9 +260,7 @@ func (g *pair) reserve(r store.Request) {
 	if got.Verdict == store.Late {
 		got.Verdict = store.Later // package local does not return Late
 	}
-	if got.Wait == 500*ms {
-		got.Wait = max(got.Wait, want.Wait)
-	}
+	want.Recheck = want.Verdict == store.Later // package local calls the watchers
 	g.same(err, got, want)
 	if got.Verdict == store.Admitted && r.Held {
 		g.held = append(g.held, held{got, g.twin, g.quota})

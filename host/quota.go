@@ -13,13 +13,9 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// recheckInterval is the longest time until a waiting caller looks at the file again. Another
-// process may have refunded a request.
-const recheckInterval = 500 * time.Millisecond
-
 // A quota is one limiter's quota of a key.
 type quota struct {
-	reporter.Calls
+	calls reporter.Calls
 	store *Store
 	name  []byte
 	plan  *algorithms.Plan
@@ -49,19 +45,14 @@ type txn struct {
 }
 
 var (
-	_ store.Quota      = (*quota)(nil)
-	_ store.Forecaster = (*quota)(nil)
-	_ store.Aligner    = (*quota)(nil)
-	_ store.Observer   = (*quota)(nil)
-	_ store.Changer    = (*quota)(nil)
-	_ store.Learner    = (*quota)(nil)
-	_ store.Reporter   = (*quota)(nil)
-	_ store.Rechecker  = (*quota)(nil)
-	_ order.Ordered    = (*quota)(nil)
+	_ store.Quota     = (*quota)(nil)
+	_ store.Lifecycle = (*quota)(nil)
+	_ store.Feedback  = (*quota)(nil)
+	_ order.Ordered   = (*quota)(nil)
 )
 
-func newQuota(s *Store, name []byte, plan *algorithms.Plan, line *lineage.Line, version int64) *quota {
-	q := &quota{store: s, name: name, plan: plan, text: planText(plan), line: line, version: version}
+func newQuota(s *Store, name []byte, plan *algorithms.Plan, line *lineage.Line, version int64, calls reporter.Calls) *quota {
+	q := &quota{calls: calls, store: s, name: name, plan: plan, text: planText(plan), line: line, version: version}
 	q.seen = txn{state: state{plan: q.text}, ledger: fresh(plan)}
 	return q
 }
@@ -79,8 +70,7 @@ func (q *quota) successor() *quota {
 	defer q.mu.Unlock()
 	if q.next == nil {
 		plan, version := q.line.Newest()
-		q.next = newQuota(q.store, q.name, plan, q.line, version)
-		q.next.Adopt(&q.Calls)
+		q.next = newQuota(q.store, q.name, plan, q.line, version, q.calls)
 		q.next.seen, q.next.level = q.seen, q.level
 		q.next.seen.ledger = plan.Convert(q.seen.ledger, q.seen.now)
 	}
@@ -106,6 +96,9 @@ func (q *quota) Successor() (store.Quota, *algorithms.Plan) {
 	return q, q.plan
 }
 
+// Idle is true: the file has the state.
+func (q *quota) Idle() bool { return true }
+
 // fresh returns the ledger of a quota that is not in the file. Nothing is used, except for what is
 // unknown.
 func fresh(p *algorithms.Plan) algorithms.Ledger {
@@ -124,8 +117,8 @@ func (q *quota) transact(ctx context.Context, decide func(t *txn) (changed bool)
 
 // call runs and reports a transaction that decides a number of requests.
 func (q *quota) call(ctx context.Context, requests int, decide func(t *txn) (changed bool)) (err error) {
-	began := q.Begin()
-	defer func() { q.End(began, requests, err) }()
+	began := q.calls.Begin()
+	defer func() { q.calls.End(began, requests, err) }()
 	limited, leave, err := q.store.enter(ctx)
 	if err != nil {
 		return err
@@ -243,7 +236,7 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (d store.Decisi
 		return store.Decision{Verdict: store.Moved, Tier: -1}, nil
 	}
 	if q.Order().IsBehind(r) {
-		return store.Decision{Tier: -1, Wait: store.Forever}, nil
+		return store.Decision{Tier: -1, Wait: store.Forever, Recheck: true}, nil
 	}
 	err = q.call(ctx, 1, func(t *txn) bool {
 		d = t.tryAcquire(r)
@@ -252,13 +245,12 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (d store.Decisi
 	if err != nil {
 		return store.Decision{}, err
 	}
+	d.Recheck = d.Verdict == store.Later // another process may refund a request
 	q.mu.Lock()
 	d.Level = q.level
 	q.mu.Unlock()
 	return d, nil
 }
-
-func (q *quota) Recheck() time.Duration { return recheckInterval }
 
 func (q *quota) Order() *order.Order { return q.line.Order() }
 

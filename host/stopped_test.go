@@ -96,7 +96,7 @@ func TestStoppedProcess(t *testing.T) {
 					return l.Wait(ctx)
 				},
 				"Acquire": func() error {
-					_, err := l.TryAcquire(throttle.Cost{"requests": 1})
+					_, err := l.TryAcquire(t.Context(), throttle.Cost{"requests": 1})
 					return err
 				},
 				"Status": func() error {

@@ -41,16 +41,16 @@ func TestChangeKeepsBothLimits(t *testing.T) {
 			larger := tiers[0]
 			larger.Limit = max(larger.Limit, tiers[1].Limit)
 			all, since := counter(t, larger), counter(t, tiers[0])
-			q, err := local.New().Open("", plans[0])
+			q, err := local.New().Open("", plans[0], nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			for range 300 {
 				if i := g.IntN(20); i < 2 {
-					if err := q.(store.Changer).Change(t.Context(), plans[i]); err != nil {
+					if err := q.(store.Lifecycle).Change(t.Context(), plans[i]); err != nil {
 						t.Fatal(err)
 					}
-					q, _ = q.(store.Changer).Successor()
+					q, _ = q.(store.Lifecycle).Successor()
 					since = counter(t, tiers[i])
 				}
 				r := store.Request{Cost: []int64{1}, Held: true}
@@ -99,11 +99,11 @@ func checkChangeEstimates(t *testing.T, g *rand.Rand, tier algorithms.Tier) {
 		plans[i] = p
 	}
 	provider := counter(t, tier)
-	first, err := local.New().Open("", plans[g.IntN(2)])
+	first, err := local.New().Open("", plans[g.IntN(2)], nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	q, plan := first.(store.Changer).Successor()
+	q, plan := first.(store.Lifecycle).Successor()
 	type request struct {
 		quota     store.Quota
 		decision  store.Decision
@@ -147,10 +147,10 @@ func checkChangeEstimates(t *testing.T, g *rand.Rand, tier algorithms.Tier) {
 		switch i := g.IntN(20); {
 		case i == 0:
 			next := plans[g.IntN(2)]
-			if err := q.(store.Changer).Change(t.Context(), next); err != nil {
+			if err := q.(store.Lifecycle).Change(t.Context(), next); err != nil {
 				t.Fatal(err)
 			}
-			q, plan = q.(store.Changer).Successor()
+			q, plan = q.(store.Lifecycle).Successor()
 			for _, r := range open {
 				if !plan.Estimated(0) && r.latest.IsZero() {
 					r.latest = time.Now().Add(guard)
@@ -204,7 +204,7 @@ func TestChangeToConcurrency(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	q, err := local.New().Open("", before)
+	q, err := local.New().Open("", before, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,10 +213,10 @@ func TestChangeToConcurrency(t *testing.T) {
 	if err != nil || old.Verdict != store.Admitted {
 		t.Fatalf("got %+v, %v, want it admitted", old, err)
 	}
-	if err := q.(store.Changer).Change(t.Context(), after); err != nil {
+	if err := q.(store.Lifecycle).Change(t.Context(), after); err != nil {
 		t.Fatal(err)
 	}
-	next, _ := q.(store.Changer).Successor()
+	next, _ := q.(store.Lifecycle).Successor()
 	if d, err := next.TryAcquire(t.Context(), r); err != nil || d.Verdict != store.Admitted {
 		t.Fatalf("got %+v, %v, want it admitted", d, err)
 	}
@@ -251,7 +251,7 @@ func TestReplan(t *testing.T) {
 			}
 		}
 		quotas := &local.Store{Replan: true}
-		first, err := quotas.Open("key", plan(5))
+		first, err := quotas.Open("key", plan(5), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -260,10 +260,10 @@ func TestReplan(t *testing.T) {
 		}
 		var changes []store.Change
 		defer first.Watch(func(c store.Change, _ time.Duration) {
-			first.(store.Changer).Successor() // as a limiter does: no lock is held
+			first.(store.Lifecycle).Successor() // as a limiter does: no lock is held
 			changes = append(changes, c)
 		})()
-		second, err := quotas.Open("key", plan(8))
+		second, err := quotas.Open("key", plan(8), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -273,10 +273,10 @@ func TestReplan(t *testing.T) {
 		if n := admitted(second); n != 3 {
 			t.Errorf("%d admitted after the change from 5 to 8, want 3", n)
 		}
-		if newest, p := first.(store.Changer).Successor(); newest != second || !p.Equal(plan(8)) {
+		if newest, p := first.(store.Lifecycle).Successor(); newest != second || !p.Equal(plan(8)) {
 			t.Error("the first opener's successor is not the second's quota")
 		}
-		third, err := quotas.Open("key", plan(6))
+		third, err := quotas.Open("key", plan(6), nil)
 		if err != nil {
 			t.Fatal(err)
 		}

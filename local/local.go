@@ -37,8 +37,8 @@ func New() *Store { return new(Store) }
 
 // Open returns the quota of a key. All openers of a key share its quota. An empty key has a new
 // quota for each opener. Open fails if the key is open with other tiers or another guard, unless
-// Replan is set.
-func (s *Store) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
+// Replan is set. It makes no calls to report.
+func (s *Store) Open(key string, plan *algorithms.Plan, _ func(store.Call)) (store.Quota, error) {
 	if key == "" {
 		return newQuota(plan), nil
 	}
@@ -169,16 +169,12 @@ func (q *quota) own() *rare {
 }
 
 var (
-	_ store.Quota      = (*quota)(nil)
-	_ store.Forecaster = (*quota)(nil)
-	_ store.FastQuota  = (*quota)(nil)
-	_ store.Idler      = (*quota)(nil)
-	_ store.Learner    = (*quota)(nil)
-	_ store.Aligner    = (*quota)(nil)
-	_ store.Observer   = (*quota)(nil)
-	_ store.Changer    = (*quota)(nil)
-	_ store.Changer    = (*shared)(nil)
-	_ order.Ordered    = (*quota)(nil)
+	_ store.Quota     = (*quota)(nil)
+	_ store.FastQuota = (*quota)(nil)
+	_ store.Lifecycle = (*quota)(nil)
+	_ store.Lifecycle = (*shared)(nil)
+	_ store.Feedback  = (*quota)(nil)
+	_ order.Ordered   = (*quota)(nil)
 )
 
 func newQuota(plan *algorithms.Plan) *quota {

@@ -31,7 +31,7 @@ func plan(t *testing.T, guard time.Duration, tiers ...algorithms.Tier) *algorith
 
 func open(t *testing.T, s store.Store, key string, p *algorithms.Plan) store.Quota {
 	t.Helper()
-	q, err := s.Open(key, p)
+	q, err := s.Open(key, p, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func TestOpen(t *testing.T) {
 			{"a", five, 4, false},
 		}
 		for i, step := range steps {
-			q, err := s.Open(step.key, step.plan)
+			q, err := s.Open(step.key, step.plan, nil)
 			if step.err {
 				if err == nil || q != nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", step.key)) {
 					t.Errorf("%s, step %d: %v, %v; want an error that names the key", name, i, q, err)
@@ -111,7 +111,7 @@ func TestClose(t *testing.T) {
 		five, six := plan(t, 0, algorithms.PerSecond(5)), plan(t, 0, algorithms.PerSecond(6))
 		checkKept := func(step string, want bool) {
 			t.Helper()
-			q, err := s.Open("a", six)
+			q, err := s.Open("a", six, nil)
 			if err == nil {
 				q.Close()
 			}
@@ -159,7 +159,7 @@ func TestIdle(t *testing.T) {
 		q := open(t, local.New(), "", plan(t, 50*ms, algorithms.PerSecond(5), algorithms.Tier{Limit: 2, Algorithm: algorithms.Concurrency}))
 		idle := func(step string, want bool) {
 			t.Helper()
-			if got := q.(store.Idler).Idle(); got != want {
+			if got := q.(store.Lifecycle).Idle(); got != want {
 				t.Errorf("%s: Idle is %v, want %v", step, got, want)
 			}
 		}
@@ -231,7 +231,7 @@ func TestWatchRace(t *testing.T) {
 	for range 4 {
 		wg.Go(func() {
 			for range 200 {
-				stop := q.Watch(func(store.Change, time.Duration) { q.(store.Forecaster).Forecast() })
+				stop := q.Watch(func(store.Change, time.Duration) { q.Forecast() })
 				q.Return(background, tryAcquire(t, q, 1, true), one)
 				stop()
 			}
@@ -369,7 +369,7 @@ func TestForecast(t *testing.T) {
 
 			queue := make([]store.Request, 30)
 			received := make([]time.Duration, len(queue))
-			forecast, start := q.(store.Forecaster).Forecast(), time.Now()
+			forecast, start := q.Forecast(), time.Now()
 			ahead := make([]int64, 1)
 			for i := range queue {
 				queue[i] = request()
@@ -401,7 +401,7 @@ func TestForecastFreesPermits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := open(t, local.New(), "", plan(t, time.Minute, algorithms.PerSecond(2), algorithms.Tier{Limit: 2, Algorithm: algorithms.Concurrency}))
 		tryAcquire(t, q, 2, true)
-		f := q.(store.Forecaster).Forecast()
+		f := q.Forecast()
 		for i, want := range []time.Duration{time.Second, time.Second, 2 * time.Second} {
 			if wait, _ := f.Next(store.Request{Cost: []int64{1}, Held: true}); wait != want {
 				t.Errorf("request %d waits %v, want %v", i, wait, want)

@@ -166,7 +166,7 @@ func (p *rollingAPI) work(n int, seed uint64, q *queue, until time.Time) {
 				seen.Refused = t.refused
 				time.Sleep(back)
 				q.Arrived(d, one)
-				q.Quota.(store.Observer).Observe(d, one, []store.Observation{seen})
+				q.Quota.(store.Feedback).Observe(d, one, []store.Observation{seen})
 				p.end(t)
 			}
 		})

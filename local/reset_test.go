@@ -72,7 +72,7 @@ func (p *windowAPI) send(q store.Quota, r *rand.Rand, until time.Time) {
 			}
 		}
 		q.Arrived(b, one)
-		q.(store.Observer).Observe(b, one, []store.Observation{seen})
+		q.(store.Feedback).Observe(b, one, []store.Observation{seen})
 	}
 }
 
@@ -158,7 +158,7 @@ func TestTryAfterReset(t *testing.T) {
 		for i := range 2 {
 			b := acquire(0)
 			q.Arrived(b, one)
-			q.(store.Observer).Observe(b, one, []store.Observation{{Used: int64(i + 1), Reset: 30 * time.Second}})
+			q.(store.Feedback).Observe(b, one, []store.Observation{{Used: int64(i + 1), Reset: 30 * time.Second}})
 		}
 		acquire(30 * time.Second)
 		time.Sleep(30 * time.Second)
@@ -175,7 +175,7 @@ func TestTryAfterReset(t *testing.T) {
 		b = acquire(0)
 		q.Arrived(b, one)
 		acquire(time.Hour - 30*time.Second)
-		q.(store.Observer).Observe(b, one, []store.Observation{{Used: 1, Reset: 30 * time.Minute}})
+		q.(store.Feedback).Observe(b, one, []store.Observation{{Used: 1, Reset: 30 * time.Minute}})
 		acquire(0)
 		acquire(30 * time.Minute)
 	})

@@ -349,7 +349,7 @@ func failureOf(err error) string {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return resultNames[unavailable]
 	}
-	return throttle.RefusedInfo{Err: err}.Result()
+	return throttle.RefusedInfo{Err: err}.Outcome()
 }
 
 // period returns the bounds of the present period of a Calendar tier, and nil for others.

@@ -124,7 +124,7 @@ const (
 	admitted result = iota
 	canceled
 	deadline
-	never
+	exceedsCapacity
 	exhausted
 	queueFull
 	banned
@@ -138,13 +138,13 @@ const (
 )
 
 var resultNames = [results]string{
-	"admitted", "canceled", "deadline", "never", "exhausted", "queue_full", "banned", "unavailable",
+	"admitted", "canceled", "deadline", "exceeds_capacity", "exhausted", "queue_full", "banned", "unavailable",
 	"needs_permit", "closed", "too_many_keys", "not_now", "error",
 }
 
 // resultOf returns the result of a refused request.
 func resultOf(i throttle.RefusedInfo) result {
-	if r := slices.Index(resultNames[:], i.Result()); r >= 0 {
+	if r := slices.Index(resultNames[:], i.Outcome()); r >= 0 {
 		return result(r)
 	}
 	return failed
@@ -180,14 +180,14 @@ func kindOf(a throttle.AnsweredInfo) int {
 	return int(min(a.Kind, lost-1))
 }
 
-var causeNames = [...]string{"response", "call", "other"}
+var causeNames = [...]string{string(throttle.PausedByResponse), string(throttle.PausedByCall), "other"}
 
 // causeOf returns the index of the cause of a pause.
-func causeOf(cause string) int {
+func causeOf(cause throttle.PauseCause) int {
 	switch cause {
-	case "response":
+	case throttle.PausedByResponse:
 		return 0
-	case "call":
+	case throttle.PausedByCall:
 		return 1
 	}
 	return 2

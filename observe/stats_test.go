@@ -53,7 +53,7 @@ func (c *ownCounts) called(class throttle.Class, err error) {
 		err  error
 	}{
 		{"canceled", context.Canceled}, {"deadline", context.DeadlineExceeded}, {"deadline", throttle.ErrDeadline},
-		{"never", throttle.ErrExceedsCapacity}, {"exhausted", throttle.ErrExhausted}, {"queue_full", throttle.ErrQueueFull},
+		{"exceeds_capacity", throttle.ErrExceedsCapacity}, {"exhausted", throttle.ErrExhausted}, {"queue_full", throttle.ErrQueueFull},
 		{"banned", throttle.ErrBanned}, {"needs_permit", throttle.ErrNeedsPermit}, {"closed", throttle.ErrClosed},
 	} {
 		if errors.Is(err, r.err) {
@@ -182,8 +182,7 @@ func TestConservation(t *testing.T) {
 				var p *throttle.Permit
 				var err error
 				if kind == 6 {
-					class = throttle.Normal
-					p, err = l.TryAcquire(cost)
+					p, err = l.TryAcquire(ctx, cost)
 				} else {
 					p, err = l.Acquire(ctx, cost)
 				}
@@ -242,7 +241,7 @@ func TestConservation(t *testing.T) {
 		if !reflect.DeepEqual(responses, own.responses) {
 			t.Errorf("responses are %v, want %v", responses, own.responses)
 		}
-		for _, name := range []string{"admitted", "canceled", "deadline", "never", "exhausted", "queue_full", "banned", "needs_permit", "closed", "not_now", "error"} {
+		for _, name := range []string{"admitted", "canceled", "deadline", "exceeds_capacity", "exhausted", "queue_full", "banned", "needs_permit", "closed", "not_now", "error"} {
 			if requests["normal "+name] == 0 {
 				t.Errorf("no request of class normal was %s", name)
 			}
@@ -339,7 +338,7 @@ func TestResultOf(t *testing.T) {
 		{context.DeadlineExceeded, "deadline"},
 		{fmt.Errorf("wrapped: %w", context.Canceled), "canceled"},
 		{refusal(throttle.ErrDeadline), "deadline"},
-		{refusal(throttle.ErrExceedsCapacity), "never"},
+		{refusal(throttle.ErrExceedsCapacity), "exceeds_capacity"},
 		{refusal(throttle.ErrExhausted), "exhausted"},
 		{refusal(throttle.ErrQueueFull), "queue_full"},
 		{refusal(throttle.ErrBanned), "banned"},
@@ -410,7 +409,7 @@ func TestBounds(t *testing.T) {
 		o.Answered(t.Context(), throttle.AnsweredInfo{Policy: name, Kind: answers.Kind(77)})
 		o.Admitted(t.Context(), throttle.AdmittedInfo{Policy: "api", Queued: true, By: "api", Tier: fmt.Sprintf("%d/s", i)})
 		o.Settled(throttle.SettledInfo{Policy: "api", Unit: fmt.Sprintf("unit %d", i), Actual: 3})
-		o.Paused(throttle.PausedInfo{Policy: "api", For: store.Forever, Closed: true, Cause: name})
+		o.Paused(throttle.PausedInfo{Policy: "api", For: store.Forever, Closed: true, Cause: throttle.PauseCause(name)})
 	}
 	snap := stats.Snapshot()
 	if len(snap.Policies) != maxPolicies+1 {
@@ -575,11 +574,10 @@ func TestWatchBudget(t *testing.T) {
 				t.Errorf("%s: %s, want %s", tier.Tier, got, want)
 			}
 		}
-		g, err := throttle.NewGroup(throttle.Policy{Name: "keys", Tiers: []throttle.Tier{throttle.PerSecond(5)}}, nil)
+		g, err := throttle.NewGroup(throttle.Policy{Name: "keys", Tiers: []throttle.Tier{throttle.PerSecond(5)}}, nil, throttle.GroupOptions{MaxKeys: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
-		g.MaxKeys = 1
 		g.For("held").Allow()
 		if err := stats.Watch("api", g.For("refused")); err != nil {
 			t.Fatal(err)
@@ -595,8 +593,8 @@ type stuckStore struct{}
 
 type stuckQuota struct{ store.Quota }
 
-func (stuckStore) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
-	q, err := new(local.Store).Open(key, plan)
+func (stuckStore) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
+	q, err := new(local.Store).Open(key, plan, nil)
 	return stuckQuota{q}, err
 }
 

@@ -32,9 +32,9 @@
 // The attributes are throttle.policy, throttle.class, throttle.result, throttle.tier, throttle.unit,
 // throttle.kind, throttle.cause and throttle.outcome. The policy is that of the innermost limit. The tier is the one that
 // decided how long the request waited, in this limit or an outer one, as ParsePolicy reads it; it is
-// missing if none did, such as after a pause. A result is "admitted", the reason of a refusal ("deadline", "never", "exhausted",
-// "queue_full", "banned", "unavailable", "needs_permit", "closed", "too_many_keys"), "canceled",
-// "not_now" for a false Allow, or "error". A kind is "passed", "limited", "banned", "other" for another
+// missing if none did, such as after a pause. A result is "admitted", the reason of a refusal ("deadline",
+// "exceeds_capacity", "exhausted", "queue_full", "banned", "unavailable", "needs_permit", "closed",
+// "too_many_keys"), "canceled", "not_now" for a false Allow, or "error". A kind is "passed", "limited", "banned", "other" for another
 // refusal, "lost" if no response came, or "unsent". A cause is "response" or "call".
 // An outcome is "ok", "timeout", "unavailable", "error", or "unsent" for a call that was not made because
 // the store is away.

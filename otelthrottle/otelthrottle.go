@@ -114,7 +114,7 @@ func (w *observer) admit(ctx context.Context, i throttle.AdmittedInfo) {
 }
 
 func (w *observer) refuse(ctx context.Context, i throttle.RefusedInfo) {
-	class, result, tier := i.Class.String(), i.Result(), ""
+	class, result, tier := i.Class.String(), i.Outcome(), ""
 	w.requests.Add(ctx, 1, w.series.of(i.Policy, labels{class: class, result: result}).add...)
 	if i.Queued {
 		if e, ok := i.Err.(*throttle.WaitError); ok {
@@ -152,7 +152,7 @@ func (w *observer) settle(i throttle.SettledInfo) {
 }
 
 func (w *observer) pause(i throttle.PausedInfo) {
-	s := w.series.of(i.Policy, labels{key: causeKey, value: i.Cause})
+	s := w.series.of(i.Policy, labels{key: causeKey, value: string(i.Cause)})
 	w.pauses.Add(context.Background(), 1, s.add...)
 	w.pauseTime.Add(context.Background(), i.For.Seconds(), s.add...)
 }
@@ -168,7 +168,7 @@ func (w *observer) call(i throttle.CalledInfo) {
 	}
 }
 
-// admitted is the result of admitted requests. RefusedInfo.Result returns the others.
+// admitted is the result of admitted requests. RefusedInfo.Outcome returns the others.
 const admitted = "admitted"
 
 // kindOf returns how a request has ended.

@@ -344,18 +344,18 @@ func compare(t *testing.T, file, got string) {
 // TestResults checks the result of each error.
 func TestResults(t *testing.T) {
 	m, results := newTelemetry(t), map[string][]error{
-		"not_now":       {nil},
-		"deadline":      {&throttle.WaitError{Err: throttle.ErrDeadline}, context.DeadlineExceeded},
-		"never":         {&throttle.WaitError{Err: throttle.ErrExceedsCapacity}},
-		"exhausted":     {&throttle.WaitError{Err: throttle.ErrExhausted}},
-		"queue_full":    {&throttle.WaitError{Err: throttle.ErrQueueFull}},
-		"banned":        {&throttle.WaitError{Err: throttle.ErrBanned}},
-		"unavailable":   {&throttle.WaitError{Err: throttle.ErrUnavailable, Cause: context.DeadlineExceeded}, fmt.Errorf("%w: %w", throttle.ErrUnavailable, context.Canceled)},
-		"needs_permit":  {&throttle.WaitError{Err: throttle.ErrNeedsPermit}},
-		"closed":        {&throttle.WaitError{Err: throttle.ErrClosed}},
-		"too_many_keys": {&throttle.WaitError{Err: throttle.ErrTooManyKeys}},
-		"canceled":      {context.Canceled},
-		"error":         {errors.New("n is -1")},
+		"not_now":          {nil},
+		"deadline":         {&throttle.WaitError{Err: throttle.ErrDeadline}, context.DeadlineExceeded},
+		"exceeds_capacity": {&throttle.WaitError{Err: throttle.ErrExceedsCapacity}},
+		"exhausted":        {&throttle.WaitError{Err: throttle.ErrExhausted}},
+		"queue_full":       {&throttle.WaitError{Err: throttle.ErrQueueFull}},
+		"banned":           {&throttle.WaitError{Err: throttle.ErrBanned}},
+		"unavailable":      {&throttle.WaitError{Err: throttle.ErrUnavailable, Cause: context.DeadlineExceeded}, fmt.Errorf("%w: %w", throttle.ErrUnavailable, context.Canceled)},
+		"needs_permit":     {&throttle.WaitError{Err: throttle.ErrNeedsPermit}},
+		"closed":           {&throttle.WaitError{Err: throttle.ErrClosed}},
+		"too_many_keys":    {&throttle.WaitError{Err: throttle.ErrTooManyKeys}},
+		"canceled":         {context.Canceled},
+		"error":            {errors.New("n is -1")},
 	}
 	for _, errs := range results {
 		for _, err := range errs {
@@ -375,7 +375,7 @@ func TestGroupKeys(t *testing.T) {
 	series := func(keys int) (n int) {
 		synctest.Test(t, func(t *testing.T) {
 			m := newTelemetry(t)
-			g, err := throttle.NewGroup(m.policy(t, "tenant", "2/s + 5;algo=concurrency"), nil)
+			g, err := throttle.NewGroup(m.policy(t, "tenant", "2/s + 5;algo=concurrency"), nil, throttle.GroupOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -452,7 +452,7 @@ func TestConservation(t *testing.T) {
 							_ = l.Pause(ctx, 50*time.Millisecond)
 						case 4:
 							calls.Add(1)
-							if p, err := l.TryAcquire(nil); err == nil {
+							if p, err := l.TryAcquire(ctx, nil); err == nil {
 								admitted.Add(1)
 								held.Add(1)
 								p.Release()
@@ -529,7 +529,7 @@ func TestConcurrent(t *testing.T) {
 		l := m.limiter(t, fmt.Sprintf("policy-%d", i%3), "1000/h")
 		wg.Go(func() {
 			for range each {
-				if p, err := l.TryAcquire(nil); err == nil {
+				if p, err := l.TryAcquire(t.Context(), nil); err == nil {
 					admitted.Add(1)
 					p.Passed()
 					p.Release()
@@ -647,11 +647,10 @@ func TestWatch(t *testing.T) {
 		t.Error("still watched")
 	}
 
-	g, err := throttle.NewGroup(m.policy(t, "keys", "10/h"), nil)
+	g, err := throttle.NewGroup(m.policy(t, "keys", "10/h"), nil, throttle.GroupOptions{MaxKeys: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.MaxKeys = 1
 	g.For("a").Allow()
 	m.watch(t, g.For("b"), a)
 	var all metricdata.ResourceMetrics

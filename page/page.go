@@ -26,7 +26,8 @@
 //
 // While somebody watches, one goroutine reads a snapshot each second and sends it to all viewers. It ends
 // with the last viewer. With a shared store a snapshot costs a round trip for each watched limiter.
-// Other requests are answered from a state that is at most a second old. A viewer that doesn't read is
+// Other requests are answered from a state that is at most a second old, and probes of health from one
+// that is at most five seconds old. A viewer that doesn't read is
 // disconnected. There are at most 100 viewers; further ones receive status 503.
 //
 // # Access
@@ -45,6 +46,7 @@ package page
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"embed"
 	"encoding/json"
@@ -65,27 +67,29 @@ type Options struct {
 
 	// Title is the heading of the page. If empty, "Limits".
 	Title string
+
+	// Subtitle is a line below the heading, such as the version of the program and its address. If
+	// empty, there is none.
+	Subtitle string
+
+	// Store is what keeps the quotas, such as "Redis at 10.0.0.5:6379". Health has it. If empty, it is
+	// not shown.
+	Store string
+
+	// Check asks what keeps the quotas. It is called while no limiter is watched that could tell
+	// whether the store answers, as often as the state is read. If nil, nothing is asked.
+	Check func(context.Context) error
+
+	// Notes returns sentences to show with policies, by name, and under "" one for the whole page. A
+	// name without a limiter and without requests has a card of its own. It receives the policies of
+	// each state, without their notes. If nil, there are none.
+	Notes func([]Policy) map[string]string
 }
 
 //go:embed assets
 var assets embed.FS
 
-var pageTemplate = template.Must(template.New("page.html").Funcs(template.FuncMap{"word": word, "short": short}).ParseFS(assets, "assets/page.html"))
-
-// word returns the state of a policy for browsers without JavaScript.
-func word(p Policy) string {
-	switch {
-	case p.Failure != "":
-		return "not known: " + p.Failure
-	case p.Closed > 0:
-		return "banned"
-	case p.Paused > 0:
-		return "paused"
-	case !p.Watched:
-		return "not watched"
-	}
-	return "open"
-}
+var pageTemplate = template.Must(template.New("page.html").Funcs(template.FuncMap{"short": short, "sorted": byCondition}).ParseFS(assets, "assets/page.html"))
 
 // short returns the beginning of a long name.
 func short(name string) string {
@@ -104,10 +108,9 @@ func New(opts Options) http.Handler {
 	if opts.Stats == nil {
 		panic("page: Options.Stats is nil: it must be the observe.Stats to show")
 	}
-	src := &source{
-		stats: opts.Stats, title: strings.ToValidUTF8(cmp.Or(opts.Title, "Limits"), "\uFFFD"),
-		budgets: make(map[budgetKey]*spending),
-	}
+	opts.Title = strings.ToValidUTF8(cmp.Or(opts.Title, "Limits"), "\uFFFD")
+	opts.Subtitle = strings.ToValidUTF8(opts.Subtitle, "\uFFFD")
+	src := &source{stats: opts.Stats, opts: opts, budgets: make(map[budgetKey]*spending)}
 	return &handler{source: src, hub: newHub(src), scripts: map[string]asset{
 		"app.js":    newAsset("app.js", "text/javascript; charset=utf-8"),
 		"style.css": newAsset("style.css", "text/css; charset=utf-8"),
@@ -192,7 +195,7 @@ func (h *handler) serveState(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *handler) serveHealth(w http.ResponseWriter, r *http.Request) {
-	state, err := h.source.state(r.Context(), maxAge)
+	state, err := h.source.state(r.Context(), healthAge)
 	if err != nil {
 		return
 	}

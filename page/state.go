@@ -16,6 +16,8 @@ import (
 // Time.
 type State struct {
 	Title    string    `json:"title"`
+	Subtitle string    `json:"subtitle,omitempty"`
+	Note     string    `json:"note,omitempty"` // about the whole, from Options.Notes
 	Time     time.Time `json:"time"`
 	Second   int64     `json:"second"` // Time as a History counts it, which may differ if the clock was set
 	Health   Health    `json:"health"`
@@ -28,11 +30,15 @@ type Health struct {
 	OK      bool `json:"ok"`
 	Watched int  `json:"watched"`
 
+	// Store is what keeps the quotas, from Options.Store.
+	Store string `json:"store,omitempty"`
+
 	Problems []Problem `json:"problems"`
 }
 
 // A Problem is why a watched limiter admits nothing. A pause and a spent budget are none.
 type Problem struct {
+	// Policy is the name of the limiter. It is empty for the store itself; see Options.Check.
 	Policy string `json:"policy"`
 
 	// Problem is "banned", or why the state of the limiter is not known, as observe.LimiterSnapshot
@@ -47,6 +53,12 @@ type Problem struct {
 // policy are shown with the limiter of its name, or with the only watched limiter that has it.
 type Policy struct {
 	Name string `json:"name"`
+
+	// Condition is what callers meet, and the worst of what holds.
+	Condition Condition `json:"condition"`
+
+	// Note is what the program says about the policy, from Options.Notes.
+	Note string `json:"note,omitempty"`
 
 	// Watched reports that a limiter is watched. Without one there are counts only. Failure is why
 	// the limiter's state is not known; see Problem.
@@ -80,6 +92,57 @@ type Policy struct {
 	History History `json:"history"`
 }
 
+// A Condition is what callers of a policy meet.
+type Condition string
+
+// The conditions, the worst one first.
+const (
+	Unknown   Condition = "unknown"   // the state is not known: see Policy.Failure
+	Banned    Condition = "banned"    // the provider has closed the quota
+	Spent     Condition = "spent"     // a budget is used up
+	Paused    Condition = "paused"    // nothing is admitted for now
+	Refusing  Condition = "refusing"  // requests were refused in the last minute
+	Limited   Condition = "limited"   // the provider refused requests in the last minute
+	Full      Condition = "full"      // a tier admits nothing for at least a second, or until a request ends
+	Open      Condition = "open"      // none of the others
+	Unwatched Condition = "unwatched" // no limiter is watched, and nothing was refused
+)
+
+// conditions are all of them, the worst one first.
+var conditions = []Condition{Unknown, Banned, Spent, Paused, Refusing, Limited, Full, Open, Unwatched}
+
+// condition returns the worst of what holds.
+func (p *Policy) condition() Condition {
+	spent := func(t Tier) bool { return t.Budget && t.Remaining <= 0 }
+	full := func(t Tier) bool { return t.RetryAfter < 0 || t.RetryAfter >= 1 }
+	recent := p.History.last(60)
+	switch {
+	case p.Failure != "":
+		return Unknown
+	case p.Closed > 0:
+		return Banned
+	case slices.ContainsFunc(p.Tiers, spent):
+		return Spent
+	case p.Paused > 0:
+		return Paused
+	case happened(recent.Refused):
+		return Refusing
+	case happened(recent.Limited):
+		return Limited
+	case !p.Watched:
+		return Unwatched
+	case slices.ContainsFunc(p.Tiers, full):
+		return Full
+	}
+	return Open
+}
+
+// byCondition returns policies with the worst ones first. What changes by the second changes no place.
+func byCondition(policies []Policy) []Policy {
+	place := func(p Policy) int { return min(slices.Index(conditions, p.Condition), slices.Index(conditions, Full)) }
+	return slices.SortedStableFunc(slices.Values(policies), func(a, b Policy) int { return cmp.Compare(place(a), place(b)) })
+}
+
 // A Tier is the state of a tier.
 type Tier struct {
 	observe.TierSnapshot
@@ -98,13 +161,16 @@ type Projection struct {
 }
 
 // Decided is how long requests have waited because of one tier. The Tier is empty for waits that no tier
-// decided: pauses, for instance.
+// decided, and Causes are then what they may have been for: "pause", "store" for replies of a shared
+// store, or "callers" for others ahead.
 type Decided struct {
 	Policy  string  `json:"policy"`
 	Tier    string  `json:"tier"`
 	Waits   uint64  `json:"waits"`
 	Seconds float64 `json:"seconds"`
 	Share   float64 `json:"share"` // of the Seconds of all
+
+	Causes []string `json:"causes,omitempty"`
 }
 
 // Calls are the calls of a shared store that ended in the last minute. Failed is how many of them failed,
@@ -126,7 +192,8 @@ type History struct {
 
 const (
 	historySeconds = 300
-	maxAge         = time.Second // of the state that a request receives
+	maxAge         = time.Second     // of the state that a request receives
+	healthAge      = 5 * time.Second // of the state that a probe of the health receives
 )
 
 // last returns the history of the last n seconds.
@@ -137,14 +204,18 @@ func (h History) last(n int) History {
 
 // quiet reports whether nothing happened.
 func (h History) quiet() bool {
-	happened := func(n uint64) bool { return n > 0 }
-	return !slices.ContainsFunc(slices.Concat(h.Admitted, h.Refused, h.Limited), happened)
+	return !happened(h.Admitted) && !happened(h.Refused) && !happened(h.Limited)
+}
+
+// happened reports whether any of the counts is not zero.
+func happened(counts []uint64) bool {
+	return slices.ContainsFunc(counts, func(n uint64) bool { return n > 0 })
 }
 
 // A source makes states, one at a time, and keeps the latest.
 type source struct {
 	stats *observe.Stats
-	title string
+	opts  Options
 
 	mu      sync.Mutex // guards all below
 	latest  *State
@@ -196,8 +267,8 @@ func (s *source) renew() (made *State) {
 // read returns the state of a snapshot.
 func (s *source) read(snap observe.Snapshot) *State {
 	state := &State{
-		Title: s.title, Time: snap.Time.UTC(), Second: snap.Second, Policies: []Policy{},
-		Health: Health{Watched: len(snap.Limiters), Problems: []Problem{}},
+		Title: s.opts.Title, Subtitle: s.opts.Subtitle, Time: snap.Time.UTC(), Second: snap.Second, Policies: []Policy{},
+		Health: Health{Watched: len(snap.Limiters), Store: s.opts.Store, Problems: []Problem{}},
 	}
 	limiterOf := s.limiterOf(snap)
 	counts := make(map[string]observe.PolicySnapshot) // by the name they are shown under
@@ -216,13 +287,37 @@ func (s *source) read(snap observe.Snapshot) *State {
 	}
 	for name, c := range counts {
 		p := newPolicy(name, snap.Second)
-		p.count(c, snap.Second)
+		if p.count(c, snap.Second); !p.Counted { // the quota of an outer policy, which only calls its store
+			continue
+		}
 		state.Policies = append(state.Policies, p)
 	}
-	slices.SortFunc(state.Policies, func(a, b Policy) int { return cmp.Compare(a.Name, b.Name) })
+	s.describe(state)
+	if len(snap.Limiters) == 0 {
+		state.Health.check(s.opts.Check, cmp.Or(s.stats.Timeout, time.Second))
+	}
 	state.Health.OK = len(state.Health.Problems) == 0
 	s.forget(snap.Time)
 	return state
+}
+
+// describe sorts the policies, and adds their conditions and notes, and the policies that have only notes.
+func (s *source) describe(state *State) {
+	var notes map[string]string
+	if s.opts.Notes != nil {
+		notes = s.opts.Notes(state.Policies)
+	}
+	state.Note = notes[""]
+	for name := range notes {
+		if name != "" && !slices.ContainsFunc(state.Policies, func(p Policy) bool { return p.Name == name }) {
+			state.Policies = append(state.Policies, newPolicy(name, state.Second))
+		}
+	}
+	slices.SortFunc(state.Policies, func(a, b Policy) int { return cmp.Compare(a.Name, b.Name) })
+	for i := range state.Policies {
+		p := &state.Policies[i]
+		p.Condition, p.Note = p.condition(), notes[p.Name]
+	}
 }
 
 // limiterOf returns the limiter that is shown with each policy's counts: the one of the same name, or
@@ -269,7 +364,8 @@ func (s *source) watch(p *Policy, l observe.LimiterSnapshot, now time.Time) {
 
 // count adds the counts of a policy.
 func (p *Policy) count(c observe.PolicySnapshot, second int64) {
-	p.Counted, p.Queued, p.Active = true, c.Queued, c.Active
+	waits := slices.ContainsFunc(slices.Collect(maps.Values(c.Queued)), func(n int64) bool { return n > 0 })
+	p.Counted, p.Queued, p.Active = waits || len(c.Requests) > 0, c.Queued, c.Active
 	for _, b := range c.Seconds {
 		i := b.At - p.History.Start
 		if i < 0 || i >= historySeconds {
@@ -290,7 +386,7 @@ func (p *Policy) count(c observe.PolicySnapshot, second int64) {
 		}
 	}
 	p.Store = calls(c.Seconds, second-60)
-	p.Decided = decided(c.Waits)
+	p.Decided = decided(c)
 }
 
 // calls returns the calls of a shared store that ended after a second, or nil if there were none.
@@ -320,10 +416,10 @@ func calls(seconds []observe.Second, after int64) *Calls {
 }
 
 // decided returns which tiers decided the waits of admitted requests.
-func decided(waits []observe.WaitCount) []Decided {
+func decided(c observe.PolicySnapshot) []Decided {
 	type key struct{ policy, tier string }
 	sums, total := make(map[key]Decided), 0.0
-	for _, w := range waits {
+	for _, w := range c.Waits {
 		if w.Result == "admitted" {
 			d := sums[key{w.By, w.Tier}]
 			sums[key{w.By, w.Tier}] = Decided{Policy: w.By, Tier: w.Tier, Waits: d.Waits + w.Count, Seconds: d.Seconds + w.Sum}
@@ -335,11 +431,40 @@ func decided(waits []observe.WaitCount) []Decided {
 	})
 	for i := range all {
 		all[i].Share = all[i].Seconds / max(total, math.SmallestNonzeroFloat64)
+		if all[i].Tier == "" {
+			all[i].Causes = causes(c)
+		}
 	}
 	if all == nil {
 		return []Decided{}
 	}
 	return all
+}
+
+// causes returns what requests may have waited for if no tier decided.
+func causes(c observe.PolicySnapshot) (all []string) {
+	if slices.ContainsFunc(c.Pauses, func(p observe.PauseCount) bool { return p.Count > 0 }) {
+		all = append(all, "pause")
+	}
+	if len(c.Calls) > 0 {
+		all = append(all, "store")
+	}
+	if all == nil {
+		all = append(all, "callers")
+	}
+	return all
+}
+
+// check adds the problem of the store, if it has one.
+func (h *Health) check(check func(context.Context) error, timeout time.Duration) {
+	if check == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	if check(ctx) != nil {
+		h.Problems = append(h.Problems, Problem{Problem: "unavailable"})
+	}
 }
 
 // add adds the problem of a policy, if it has one.

@@ -33,8 +33,8 @@ type countingQuota struct {
 	store *countingStore
 }
 
-func (s *countingStore) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
-	q, err := s.Store.Open(key, plan)
+func (s *countingStore) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
+	q, err := s.Store.Open(key, plan, report)
 	return countingQuota{q, s}, err
 }
 
@@ -53,7 +53,8 @@ func stateOf(t *testing.T, h http.Handler) page.State {
 	return decode[page.State](t, get(h, "GET", "/state.json").Body.String())
 }
 
-// TestHealth checks what health reports, and that probes don't reach the store more than once a second.
+// TestHealth checks what health reports, and that probes don't reach the store more than once in five
+// seconds.
 func TestHealth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stats, s := observe.NewStats(), new(countingStore)
@@ -61,7 +62,7 @@ func TestHealth(t *testing.T) {
 		h := page.New(page.Options{Stats: stats})
 		expect := func(when string, status int, body string) {
 			t.Helper()
-			time.Sleep(time.Second)
+			time.Sleep(5 * time.Second)
 			if w := get(h, "GET", "/health"); w.Code != status || strings.TrimSpace(w.Body.String()) != body {
 				t.Errorf("%s: %d %s, want %d %s", when, w.Code, w.Body, status, body)
 			}
@@ -81,7 +82,7 @@ func TestHealth(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.Release()
-		expect("banned", 503, `{"ok":false,"watched":1,"problems":[{"policy":"api","problem":"banned","seconds":3599}]}`)
+		expect("banned", 503, `{"ok":false,"watched":1,"problems":[{"policy":"api","problem":"banned","seconds":3595}]}`)
 		time.Sleep(time.Hour)
 		expect("open again", 200, open)
 		s.away.Store(true)
@@ -89,7 +90,7 @@ func TestHealth(t *testing.T) {
 		s.away.Store(false)
 		expect("back", 200, open)
 
-		time.Sleep(time.Second)
+		time.Sleep(5 * time.Second)
 		before := s.status.Load()
 		s.away.Store(true) // the slowest case
 		var probes sync.WaitGroup
@@ -104,6 +105,83 @@ func TestHealth(t *testing.T) {
 		if n := s.status.Load() - before; n != 1 {
 			t.Errorf("1000 probes made %d calls", n)
 		}
+	})
+}
+
+// TestHealthChecksStore checks that health asks the store itself while no limiter is watched.
+func TestHealthChecksStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stats, asked, away := observe.NewStats(), 0, true
+		h := page.New(page.Options{Stats: stats, Store: "Redis at 10.0.0.5:6379", Check: func(ctx context.Context) error {
+			if asked++; away {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		}})
+		expect := func(when string, calls, status int, body string) {
+			t.Helper()
+			for range 10 {
+				if w := get(h, "GET", "/health"); w.Code != status || strings.TrimSpace(w.Body.String()) != body {
+					t.Errorf("%s: %d %s, want %d %s", when, w.Code, w.Body, status, body)
+				}
+			}
+			if asked != calls {
+				t.Errorf("%s: the store was asked %d times, want %d", when, asked, calls)
+			}
+			time.Sleep(5 * time.Second)
+		}
+		expect("away", 1, 503, `{"ok":false,"watched":0,"store":"Redis at 10.0.0.5:6379","problems":[{"policy":"","problem":"unavailable"}]}`)
+		away = false
+		expect("back", 2, 200, `{"ok":true,"watched":0,"store":"Redis at 10.0.0.5:6379","problems":[]}`)
+		watched(t, stats, throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(5)}}, nil)
+		expect("watched", 2, 200, `{"ok":true,"watched":1,"store":"Redis at 10.0.0.5:6379","problems":[]}`)
+	})
+}
+
+// TestCondition checks that a policy's condition is the worst of what callers meet.
+func TestCondition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stats, s := observe.NewStats(), new(countingStore)
+		notes := map[string]string{"": "about all", "quiet": "about one"}
+		h := page.New(page.Options{Stats: stats, Subtitle: "version 1", Notes: func([]page.Policy) map[string]string { return notes }})
+		l := watched(t, stats, throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerHour(10), throttle.Budget(20, "", throttle.Day)}}, s)
+		expect := func(want page.Condition) {
+			t.Helper()
+			time.Sleep(time.Second)
+			state := stateOf(t, h)
+			if p := state.Policies[0]; p.Name != "api" || p.Condition != want {
+				t.Errorf("%s is %s, want %s", p.Name, p.Condition, want)
+			}
+			if p := state.Policies[1]; p.Name != "quiet" || p.Condition != page.Unwatched || p.Note != "about one" || state.Note != "about all" || state.Subtitle != "version 1" {
+				t.Errorf("%+v", state)
+			}
+		}
+		send := func(n int) {
+			for range n {
+				l.Allow()
+			}
+		}
+		expect(page.Open)
+		send(10)
+		expect(page.Full)
+		stats.Observer().Answered(t.Context(), throttle.AnsweredInfo{Policy: "api", Kind: answers.Limited, Status: 429})
+		expect(page.Limited)
+		send(1)
+		expect(page.Refusing)
+		if err := l.Pause(t.Context(), 2*time.Second); err != nil {
+			t.Fatal(err)
+		}
+		expect(page.Paused)
+		time.Sleep(2 * time.Hour)
+		expect(page.Open)
+		send(10)
+		expect(page.Spent)
+		if err := l.Pause(t.Context(), time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		expect(page.Spent)
+		s.away.Store(true)
+		expect(page.Unknown)
 	})
 }
 
@@ -189,7 +267,7 @@ func TestState(t *testing.T) {
 		if len(p.Decided) != 1 || p.Decided[0].Tier != "2/s" || p.Decided[0].Waits != 3 || p.Decided[0].Share != 1 || p.LongestWait < 2 {
 			t.Errorf("%+v, longest %v", p.Decided, p.LongestWait)
 		}
-		if other := state.Policies[1]; other.Name != "other" || other.Watched || other.Decided[0].Tier != "" || len(state.Health.Problems) != 0 {
+		if other := state.Policies[1]; other.Name != "other" || other.Watched || other.Decided[0].Tier != "" || fmt.Sprint(other.Decided[0].Causes) != "[callers]" || len(state.Health.Problems) != 0 {
 			t.Errorf("%+v", other)
 		}
 	})
@@ -200,6 +278,8 @@ func TestStoreCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stats := observe.NewStats()
 		called, h := stats.Observer().Called, page.New(page.Options{Stats: stats})
+		stats.Observer().Admitted(t.Context(), throttle.AdmittedInfo{Policy: "api"})
+		called(throttle.CalledInfo{Policy: "outer", Duration: time.Hour}) // has no requests of its own
 		called(throttle.CalledInfo{Policy: "api", Duration: time.Hour})
 		time.Sleep(time.Minute)
 		if got := stateOf(t, h).Policies[0].Store; got != nil {
@@ -257,7 +337,7 @@ func TestProjection(t *testing.T) {
 		h := page.New(page.Options{Stats: stats})
 		spend := func(n int64) {
 			t.Helper()
-			if _, err := l.TryAcquire(throttle.Cost{"usd": n}); err != nil {
+			if _, err := l.TryAcquire(t.Context(), throttle.Cost{"usd": n}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -509,7 +509,7 @@ routes:
 		{"/api/x", "wrong-0123456789abcdef", 401, "", false},
 		{"/closed/x", "0123456789abcdef", 403, "", false},
 		{"/nowhere", "0123456789abcdef", 404, "", false},
-		{"/costly/x", "0123456789abcdef", 422, "never", false},
+		{"/costly/x", "0123456789abcdef", 422, "exceeds_capacity", false},
 		{"/budget/x", "0123456789abcdef", 200, "", false},
 		{"/budget/x", "0123456789abcdef", 429, "exhausted", true},
 		{"/api/x", "fedcba9876543210", 200, "", false},

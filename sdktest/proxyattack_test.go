@@ -604,8 +604,8 @@ func TestProxySlowClients(t *testing.T) {
 	}
 }
 
-// A redirect is not followed. One that leads to the API leads back to the proxy, and any other one
-// passes.
+// A redirect is not followed. One that leads below the address of the route leads back to the proxy, and
+// any other one to its own host: a relative one would lead to another route.
 func TestProxyRedirects(t *testing.T) {
 	t.Parallel()
 	up, evil := startUpstream(t), startRecorder(t)
@@ -613,9 +613,10 @@ func TestProxyRedirects(t *testing.T) {
 	for location, want := range map[string]string{
 		up.URL + "/base/next?page=2":      "/api/next?page=2",
 		"/base/next":                      "/api/next",
-		"next":                            "next",
+		"next":                            "/api/next",
+		"/elsewhere":                      up.URL + "/elsewhere",
 		evil.URL + "/x":                   evil.URL + "/x",
-		"//" + evil.host + "/x":           "//" + evil.host + "/x",
+		"//" + evil.host + "/x":           "http://" + evil.host + "/x",
 		"http://169.254.169.254/latest/":  "http://169.254.169.254/latest/",
 		up.URL + "/elsewhere":             up.URL + "/elsewhere",
 		strings.ToUpper(up.URL) + "/base": "/api",

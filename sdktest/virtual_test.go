@@ -36,6 +36,11 @@ func (c *counted) RoundTrip(req *http.Request) (*http.Response, error) {
 	return c.Server.RoundTrip(req)
 }
 
+// standIn returns a stand-in of an API, from its rule file, with other tiers: see fakeapi.New.
+func standIn(name string, tiers ...string) *fakeapi.Server {
+	return fakeapi.New("../providers/testdata", name, tiers...)
+}
+
 // over returns a client that keeps to a provider's limits and sends to a fake API.
 func over(t *testing.T, p providers.Provider, api *fakeapi.Server) (*http.Client, *counted) {
 	t.Helper()
@@ -76,13 +81,21 @@ func (c *counted) check(t *testing.T, n int64, trapped int) {
 	}
 }
 
+// fakeAnthropic returns a stand-in with limits a minute. Its answers have a quarter of max_tokens.
+func fakeAnthropic(requests, input, output int64) *fakeapi.Server {
+	api := standIn("anthropic", fmt.Sprintf("requests=%d/m;algo=token_bucket", requests),
+		fmt.Sprintf("input=%d/m;algo=token_bucket", input), fmt.Sprintf("output=%d/m;algo=token_bucket", output))
+	api.Output = func(most int64) int64 { return most / 4 }
+	return api
+}
+
 // claude returns Anthropic's client with its own retries: two, after 408, 409, 429, errors of the
 // server and of the network. They do no harm over a Transport. Each waits for its admission, and a
 // call that the limiter refuses sends nothing however often it is repeated.
 // option.WithMaxRetries(0) ends such a call at the first refusal.
 func claude(t *testing.T, requests, input, output int64) (anthropic.Client, *counted) {
 	t.Helper()
-	c, api := over(t, providers.Anthropic(requests, input, output), fakeapi.Anthropic(requests, input, output))
+	c, api := over(t, providers.Anthropic(requests, input, output), fakeAnthropic(requests, input, output))
 	return anthropic.NewClient(anthropicoption.WithHTTPClient(c), anthropicoption.WithAPIKey("key")), api
 }
 
@@ -184,7 +197,7 @@ func TestAnthropicRetries(t *testing.T) {
 // waits for its admission first, so that the delays do no harm.
 func gemini(t *testing.T, requests, tokens int64, retries *genai.HTTPRetryOptions) (*genai.Client, *counted) {
 	t.Helper()
-	c, api := over(t, providers.Gemini(requests, tokens, 0), fakeapi.Gemini(requests, tokens))
+	c, api := over(t, providers.Gemini(requests, tokens, 0), standIn("gemini", fmt.Sprintf("requests=%d/m", requests), fmt.Sprintf("input=%d/m", tokens)))
 	client, err := genai.NewClient(t.Context(), &genai.ClientConfig{
 		APIKey: "key", Backend: genai.BackendGeminiAPI, HTTPClient: c, HTTPOptions: genai.HTTPOptions{RetryOptions: retries},
 	})
@@ -228,7 +241,7 @@ func TestGeminiStreaming(t *testing.T) {
 				}
 				text += answer.Text()
 			}
-			if text != "Hello!" {
+			if text != "HelHello!" { // two chunks
 				t.Errorf("streamed %q", text)
 			}
 		}
@@ -283,7 +296,7 @@ func TestGeminiRetries(t *testing.T) {
 // would include the wait.
 func discord(t *testing.T) (*discordgo.Session, *counted) {
 	t.Helper()
-	c, api := over(t, providers.Discord(), fakeapi.Discord())
+	c, api := over(t, providers.Discord(), standIn("discord"))
 	session, err := discordgo.New("Bot token")
 	if err != nil {
 		t.Fatal(err)

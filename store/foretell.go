@@ -28,7 +28,7 @@ func Tiers(l *algorithms.Ledger, now algorithms.Moment) []TierStatus {
 	return tiers
 }
 
-// Soonest returns the result of a Forecaster's Soonest for a quota that keeps a ledger and admits
+// Soonest returns the result of a Quota's Soonest for a quota that keeps a ledger and admits
 // nothing before the instant from.
 func Soonest(l *algorithms.Ledger, now algorithms.Moment, from int64, cost []int64, headroom int64) (wait time.Duration, tier int) {
 	at, tier := l.Soonest(now, cost, headroom)

@@ -1,6 +1,21 @@
 // Package store defines the contract between a limiter and the store of its quota: the memory of
-// one process (package local), the shared memory of a machine (package host) or a server that a
-// fleet shares. The root package aliases the types that its users need.
+// one process (package local), a file that a machine shares (package host) or a server that a fleet
+// shares (package distributed). The root package aliases the types that its users need. Package
+// storetest has the contract as tests.
+//
+// A store implements [Store] and [Quota]. A Quota may implement five more interfaces. A limiter
+// asks for each of them alone, and does without those that are missing:
+//
+//   - [Lifecycle]: without it, SetPolicy cannot change tiers or the guard, and a Group forgets a
+//     quota that no call uses, whatever its state.
+//   - [Feedback]: without it, what a provider reports about its own counters is ignored.
+//   - [Reserver]: without it, each caller that waits costs one call or more of the store, and the
+//     callers of several processes have no order.
+//   - [Bundler]: without it, a request in nested quotas asks one quota after the other.
+//   - [FastQuota]: without it, each admission takes a Decision.
+//
+// A quota that has a part of an interface implements the rest trivially, as each method's comment
+// says.
 package store
 
 import (
@@ -14,7 +29,12 @@ import (
 // A Store keeps quotas by key. It is safe for concurrent use.
 type Store interface {
 	// Open returns the quota of a key. All openers of a key of a store share one quota.
-	Open(key string, plan *algorithms.Plan) (Quota, error)
+	//
+	// The quota calls report once for each call of a shared store that it has made for this opener,
+	// and for each that it could not make. Its successors do so, too. A call for several quotas is
+	// reported by one of them; the call of a Bundle by the first. report does not block. If nil, the
+	// quota reports nothing. A quota that makes no such calls ignores report.
+	Open(key string, plan *algorithms.Plan, report func(Call)) (Quota, error)
 }
 
 // A Quota decides about all tiers of a plan at once. It is safe for concurrent use.
@@ -51,6 +71,16 @@ type Quota interface {
 	Resume(ctx context.Context) error
 	// Status reports the state of every tier.
 	Status(ctx context.Context) (Status, error)
+	// Forecast returns a forecast of a queue that begins now. It is nil if the quota has a
+	// successor, because costs and tiers may be others there, or if it makes no forecasts. Without a
+	// forecast, a queue may refuse a late caller only at its deadline. Forecast does not block.
+	Forecast() Forecast
+	// Soonest returns a lower bound of the wait of a request that came now and found no queue, and
+	// the tier that decides, or -1 if none does. The request leaves headroom percent of each tier's
+	// capacity. Like a Forecast, the bound assumes the best case, but only for the present state of
+	// the quota. It is zero if the quota has a successor or makes no forecasts, and Forever if only a
+	// release could help. Soonest does not block.
+	Soonest(cost []int64, headroom int64) (wait time.Duration, tier int)
 	// Watch calls changed when an event other than the passing of time may have changed when a
 	// waiting request can go. Calls come from any goroutine and end when stop is called. For a
 	// pause or a ban, left is the time until it ends.
@@ -81,6 +111,14 @@ type Reserver interface {
 	Reserve(behind *Reservation, requests []Request, done func([]Decision, error))
 	// Cancel returns reservations that will not be used. It does not block.
 	Cancel(reserved []Decision)
+	// Leave reports that no caller of the queue waits any more. A Reserver that keeps places for
+	// callers without a reservation gives them up; another one does nothing. It does not block.
+	Leave()
+	// Trip returns how long a reservation usually takes. It may block for the first round trip.
+	Trip(context.Context) time.Duration
+	// IsVoid reports whether a pause, or another event that voids reservations, has happened since
+	// the decision.
+	IsVoid(d Decision) bool
 }
 
 // A Reservation is a time that is reserved for a request.
@@ -113,17 +151,6 @@ func (r *Reservation) Expired(now time.Time) bool {
 	return now.After(r.End) || now.Round(0).After(r.End.Round(0))
 }
 
-// A Joiner is a Reserver whose reservations can be combined with reservations of other quotas. A
-// request is then charged to all of them for the same time.
-type Joiner interface {
-	Reserver
-	// Trip returns how long a reservation usually takes. It may block for the first round trip.
-	Trip(context.Context) time.Duration
-	// IsVoid reports whether a pause, or another event that voids reservations, has happened since
-	// the decision.
-	IsVoid(d Decision) bool
-}
-
 // A Bundler is a Quota that may reserve together with others.
 type Bundler interface {
 	// Bundle returns a Bundle of this quota and the quotas around it, the outermost last, in each of
@@ -141,31 +168,29 @@ type Bundle interface {
 	Reserve(guards []time.Duration, requests []Request, done func([]Decision, error))
 	// Cancel returns reservations to each quota. It does not block.
 	Cancel(reserved []Decision)
+	// Leave is like the method of a Reserver.
+	Leave()
 }
 
 // ErrApart is the error of a Bundle that cannot reserve.
 var ErrApart = errors.New("store: reserve in one quota after the other")
 
-// A Changer is a Quota whose plan can change while it is in use.
-type Changer interface {
+// A Lifecycle is a Quota whose plan can change while it is in use, and which a limiter may forget
+// and open again.
+type Lifecycle interface {
 	// Change replaces the plan of the quota and keeps what is charged. The new plan applies to
 	// every opener of the key in this process. From then on TryAcquire and Reserve return [Moved].
 	// The other methods stay valid for requests that were admitted under the previous plan.
-	// Watchers receive Replanned.
+	// Watchers receive Replanned. If the quota cannot keep what is charged under that plan, Change
+	// returns an error and changes nothing.
 	Change(ctx context.Context, plan *algorithms.Plan) error
 	// Successor returns the quota under the newest plan, and that plan. If the plan has not
 	// changed, it returns the quota itself. A caller that switches to a successor closes the
 	// successor instead of the quota.
 	Successor() (Quota, *algorithms.Plan)
-}
-
-// A Reporter is a Quota of a shared store that reports its calls of the store.
-type Reporter interface {
-	// Report makes the quota call report once for each call that it has made, and for each that it
-	// could not make, until Report is called again. If nil, it reports no more. The successor of the
-	// quota reports as the quota does. report does not block. A call for several quotas is reported
-	// by one of them; that of a Bundle by the first.
-	Report(report func(Call))
+	// Idle reports whether the quota decides as a fresh one would. The limiter may forget an idle
+	// quota. It is true if the quota keeps no state in this process.
+	Idle() bool
 }
 
 // A Call is what a Quota reports of a call of a shared store.
@@ -183,22 +208,22 @@ type Call struct {
 // ErrUnavailable reports that a shared store did not answer. A later call may succeed.
 var ErrUnavailable = errors.New("throttle: store is unavailable")
 
-// An Aligner is a Quota that accepts the boundaries of the provider's windows. It is separate from
-// Observer for two reasons. A quota may accept counts alone: in package distributed, windows of
-// unknown phase stay rolling. And a boundary is an instant that a response may report without a
-// count. It stays true if the quota applies it late, but an Observation applies to the moment of its
-// response.
-type Aligner interface {
+// Feedback is a Quota that accepts what the responses of the provider report. Boundaries of windows
+// are separate from counts for two reasons. A quota may accept counts alone: in package distributed,
+// windows of unknown phase stay rolling. And a boundary is an instant that a response may report
+// without a count. It stays true if the quota applies it late, but an Observation applies to the
+// moment of its response.
+type Feedback interface {
 	// Align reports that a window of a tier of UnknownPhase ends between two instants. Tier is its
-	// index in the plan.
+	// index in the plan. A quota that does nothing with it admits less than the provider would.
 	Align(tier int, from, to time.Time)
-}
-
-// An Observer is a Quota that accepts reports of the provider's own counters.
-type Observer interface {
 	// Observe applies the readings of the response to a request. The limiter calls it after
-	// Arrived. It does not block.
+	// Arrived. It does not block. A quota that does nothing with them does not notice the use of
+	// other programs.
 	Observe(d Decision, cost []int64, seen []Observation)
+	// Learned reports whether forgetting the quota would lose what it has learned from responses. It
+	// is false if the store keeps that.
+	Learned() bool
 }
 
 // An Observation is the reading of one tier in a response.
@@ -223,18 +248,6 @@ type Observation struct {
 	Refused bool
 }
 
-// A Forecaster is a Quota that can forecast how long callers will wait. Its methods do not block.
-type Forecaster interface {
-	// Forecast returns a forecast of a queue that begins now. It is nil if the quota has a
-	// successor, because costs and tiers may be others there.
-	Forecast() Forecast
-	// Soonest returns a lower bound of the wait of a request that came now and found no queue, and
-	// the tier that decides, or -1 if none does. The request leaves headroom percent of each tier's
-	// capacity. Like a Forecast, the bound assumes the best case, but only for the present state of
-	// the quota. It is zero if the quota has a successor, and Forever if only a release could help.
-	Soonest(cost []int64, headroom int64) (wait time.Duration, tier int)
-}
-
 // A Forecast predicts the admissions of a quota in the best case: every response comes at once,
 // every permit is free, and no other requests come. Its times count from the instant at which the
 // forecast was made. It is not safe for concurrent use.
@@ -247,30 +260,6 @@ type Forecast interface {
 	// percent of each tier's capacity, behind requests of the total cost ahead. It also returns the
 	// tier that decides. It ignores requests that Next added.
 	Total(ahead, cost []int64, headroom int64) (at time.Duration, tier int)
-}
-
-// An Idler is a Quota that reports whether it decides as a fresh one would. The limiter may forget
-// an idle quota. A Quota that does not implement Idler keeps no state in this process.
-type Idler interface {
-	Idle() bool
-}
-
-// A Leaver is a Quota, or a Bundle, that keeps places for a queue whose callers have no reservation.
-type Leaver interface {
-	// Leave reports that no caller waits any more. It does not block.
-	Leave()
-}
-
-// A Rechecker is a Quota that others may change without a call of the watchers. A queue asks it
-// again after Recheck, even if the last decision names a longer wait.
-type Rechecker interface {
-	Recheck() time.Duration
-}
-
-// A Learner is a Quota that reports whether forgetting it would lose what it has learned from
-// responses.
-type Learner interface {
-	Learned() bool
 }
 
 // A Request asks a quota for an admission.
@@ -299,9 +288,9 @@ type WaitSpec struct {
 	// Ready.
 	DryRun bool
 
-	// NotBefore is the earliest useful time of a reservation. Only a Joiner uses it. If zero, any
-	// time is useful.
-	NotBefore time.Time
+	// Hold is how long after the decision the request is sent at the earliest, because its caller asks
+	// another quota first. Only a Reserver uses it. If zero, it may be sent at once.
+	Hold time.Duration
 
 	// YieldFor is how long the request still yields to others. Until then, a Reserver reserves only
 	// some milliseconds ahead for it, and the request is admitted only where every tier can admit
@@ -343,6 +332,9 @@ type Decision struct {
 	Level uint8
 	// Probe reports that the request is the first after a pause. Others wait for its response.
 	Probe bool
+	// Recheck reports that others may change the quota without a call of the watchers. A caller
+	// that waits then asks again after RecheckInterval, even if Wait is longer.
+	Recheck bool
 	// Tier is the tier that decides about a request that has to wait. It is -1 for a pause, and
 	// Probing while a probe is in flight.
 	Tier int
@@ -379,6 +371,10 @@ const ProbeTime = time.Second
 // ProbeTimeout is how long, beyond its guard interval, other requests wait for the response to a
 // held probe. Then the next request probes.
 const ProbeTimeout = 30 * time.Second
+
+// RecheckInterval is the longest time until a waiting caller asks again after a Decision with
+// Recheck.
+const RecheckInterval = 500 * time.Millisecond
 
 // Forever is the Wait of a request that the passing of time alone can't admit.
 const Forever time.Duration = 1<<63 - 1

@@ -1,10 +1,10 @@
 -- bundle.lua: the operation bundle, which reserves the same times in one quota and in those around
 -- it. Units: µs. Go: bundle.go.
--- Uses: call.lua, flight.lua, pack.lua, pause.lua, plan.lua, pool.lua, reserve.lua, rule.lua,
--- save.lua, state.lua, tail.lua, turn.lua.
+-- Uses: calendar.lua, call.lua, flight.lua, lease.lua, line.lua, need.lua, pack.lua, pause.lua, plan.lua, pool.lua,
+-- reserve.lua, rule.lua, save.lua, state.lua, tail.lua, turn.lua.
 -- Gives: newBundle, ops.bundle.
--- Sets: cursor, guard, isProbe, notBefore, oldEnd, pause, probe, probing, promised, promisedOld,
--- sendFrom, turnsEnd, usedAlone, wall.
+-- Sets: arguments, bundledUntil, crossing, cursor, guard, isProbe, notBefore, oldEnd, orderKey, pause, probe, probing,
+-- promised, promisedOld, recordsKey, sendFrom, turnsEnd, usedAlone, wall.
 --
 -- Each quota has an instant from which on it admits a request. All of them admit it from the latest
 -- of these instants on. The request is charged in each quota at that instant, and the next request
@@ -16,34 +16,44 @@
 -- but no more requests than fit there.
 -- A promise charges nothing, so a promise that is not taken costs nothing.
 --
--- A quota around keeps its locals in an instance of the library of its own, see script.go. Each
+-- A request that finds no place in a quota waits for that one. Meanwhile the caller keeps the places
+-- that were kept for it in the quotas inside that one, whose other callers need the same place. It gives
+-- up those around it, which callers in other inner quotas can use.
+--
+-- Each quota keeps its locals in an instance of the library of its own, see script.go. Each
 -- quota has a clock of its own, so instances exchange lengths of time from now on, not instants.
 
 local MISSED = 250000 -- how long after its instant a promise expires
 
--- Makes the functions of a bundle. turnTo is that of main.lua.
-local function newBundle(turnTo)
-  local around -- the instances of this call's quotas around the first, the outermost last
-  local instances = {} -- all instances that were made
+-- Makes the functions of a bundle. turnTo and addCrossings are those of main.lua.
+local function newBundle(turnTo, addCrossings)
+  local own = {} -- the functions of this instance's quota
+  local quotas -- those of this call's quotas: this one, and those around it, the outermost last
+  local instances = {own} -- all that were made
   local blocked -- for how long nothing is reserved, because of a pause or a probe
+  local known -- how long until the end of the known periods of a calendar
   local headroom -- the percentage of the quota that requests which yield leave
+  local budgets -- the tiers that refuse requests
 
-  -- Begins to reserve requests with a guard, for a caller that knows the earliest time that the
-  -- clock may show, and that receives the reply after replyTime. Requests that yield leave a
-  -- percentage. Returns for how long nothing is reserved.
-  local function beginReserving(ownGuard, shows, leaves, replyTime)
-    headroom = leaves
+  -- Begins to reserve requests, by the next arguments: their guard, the earliest time that the clock may
+  -- show, headroom, and budgets. The reply comes after replyTime. Returns for how long nothing is reserved, and
+  -- until when all periods are known.
+  function own.begin(replyTime)
+    local ownGuard, shows = argument(), argument()
+    headroom, budgets = argument(), reserving.budgets()
     if tail then tail.commit(true) end
-    checkClock(shows)
-    sendFrom = now + replyTime
+    reserving.checkClock(shows)
+    sendFrom, bundledUntil = now + replyTime, now + BUNDLED
     if ownGuard > 0 then guard = max(ownGuard, resolution) end
-    if ban > now or notBefore > now + (probing and awaitsProbe() and 0 or SOON) then return notBefore - now end
+    if lease then places.begin() end
+    local ends = knownUntil < NEVER and knownUntil - now or NEVER
+    if ban > now or notBefore > now + (probing and awaitsProbe() and 0 or SOON) then return notBefore - now, ends end
     advance(notBefore)
-    return 0
+    return 0, ends
   end
 
   -- The next amounts, false if all are zero.
-  local function amountsOrNone(next)
+  function own.amounts(next)
     local cost, some = {}, false
     for u = 1, units do
       cost[u] = u <= plan.ownUnits and next() or 0
@@ -52,26 +62,48 @@ local function newBundle(turnTo)
     return some and cost
   end
 
-  -- How long until all tiers admit a request, and the tier that decides, or -1.
-  local function readyIn(cost, yields)
-    local at, tier = earliest(cost, sparing(cost, yields and headroom or 0))
-    return at <= LATEST and at - now or NEVER, tier
+  function own.tiers() return plan.deciding end
+
+  local function spareFor(cost, yields) return reserving.spare(budgets, cost, yields and headroom or 0) end
+
+  -- The tier that has no place for a request, if there is one, and how long until places are granted.
+  function own.fullTier(cost, yields)
+    local tier = lease and places.fullTier(cost, spareFor(cost, yields), headroom, yields)
+    if tier then return tier, places.grantsFrom() < NEVER and places.grantsFrom() - now or NEVER end
+  end
+
+  -- Waits for a settlement, if only that can help.
+  function own.await(cost, yields)
+    if lease and estimates then places.await(cost, headroom, yields) end
+    return lease and estimates
+  end
+
+  -- How long until all tiers admit a request, the tier that decides, or -1, and whether that is a budget,
+  -- for which callers don't wait.
+  function own.readyIn(cost, yields)
+    local at, tier = earliest(cost, spareFor(cost, yields))
+    local exhausted = reserving.exhausted(budgets, cost)
+    return at <= LATEST and at - now or NEVER, exhausted or tier, exhausted
   end
 
   -- How many requests a tier admits in a turn, at least one.
-  local function shareOf(i, cost, turnLength) return max(1, leftOfTurn(i, cost, turnLength, {}, 0)) end
+  local function shareOf(i, cost, turnLength) return max(1, reserving.leftOfTurn(i, cost, turnLength, {}, 0)) end
+  own.shareOf, own.addTo = shareOf, reserving.addTo
 
   -- A lower bound of how long until count requests are admitted one behind the other, and how many the
   -- tier that decides admits in a turn.
   local function readyFor(cost, count, turnLength)
     local at, share = frontier, 1
     for i = 1, plan.deciding do
-      local n, t = cost[unitOf[i]], 5 + units + 6 * (i - 1)
-      if n > 0 then
-        local most = max(1, (divMod(capacity[i], n)))
+      local u, t = unitOf[i], 5 + units + 6 * (i - 1)
+      local n = cost[u]
+      if n > 0 and plan[t] ~= CONCURRENCY then
+        local most = max(1, (divMod(capacity[i] - (estimated[u] and open[u] or 0), n)))
         local rounds, rest = divMod(count - 1, most)
-        local round = isBucket(plan[t]) and ceilMulDiv(most * n, plan[t + 3], plan[t + 2]) or plan[t + 3] + guard
-        local ready = min(LATEST, admits(i, (rest + 1) * n) + rounds * round)
+        local window = plan[t] == CALENDAR and plan[t + 4] or plan[t + 3]
+        local round = isBucket(plan[t]) and ceilMulDiv(most * n, window, plan[t + 2]) or window + guard
+        local ready = admits(i, (rest + 1) * n)
+        ready = ready <= LATEST and min(LATEST, ready + rounds * round) or 0 -- only a settlement can tell
         if turnLength and ready >= at then
           local own = shareOf(i, cost, turnLength)
           if ready > at or own > share then share = own end
@@ -99,134 +131,203 @@ local function newBundle(turnTo)
     return few
   end
 
-  -- How many more requests a process may reserve for an instant to come, see roomFor, and how many the
+  -- How many more requests a process may reserve for an instant to come, see reserving.roomFor, and how many the
   -- quota admits there.
-  local function roomBeside(cost, yields, turnLength, shared)
-    return roomFor(cost, sparing(cost, yields and headroom or 0), turnLength, shared, 0)
+  function own.roomFor(cost, yields, turnLength, shared)
+    return reserving.roomFor(cost, spareFor(cost, yields), turnLength, shared, 0)
   end
 
-  local function isApartIn(wait, cost) return isApart(now + wait, cost) end
+  function own.isApart(wait, cost) return reserving.isApart(now + wait, cost) end
 
   -- How many requests, up to most, are admitted at the instant of the last one.
-  local function fittingBeside(cost, yields, most) return fitting(cost, sparing(cost, yields and headroom or 0), most) end
+  function own.fitting(cost, yields, most) return reserving.fitting(cost, spareFor(cost, yields), most) end
 
-  -- Charges requests. Returns for how long nothing is reserved behind them, because of a probe.
-  local function chargeIn(wait, cost, count)
+  -- Charges requests. Returns for how long nothing is reserved behind them, because of a probe, and how
+  -- many requests are charged at their instant.
+  function own.charge(wait, cost, count)
     charge(now + wait, cost, count)
+    if lease then places.hold(cost, count) end
     probe = probe or probed
-    if not probe then return 0 end
+    if not probe then return 0, atFrontier end
     isProbe, probing, pause = true, true, max(now + wait, sendFrom) + PROBE + (guard > 0 and guard or UNGUARDED)
     notBefore = pause
-    return notBefore - now
+    return notBefore - now, atFrontier
   end
 
   -- How long until the first returned reservation with room for a request that comes after later,
   -- or the one that comes exactly then, and its index in the pool.
-  local function pooledIn(cost, later, exactly)
+  function own.pooledIn(cost, later, exactly)
     if probe then return nil end
     local from = max(sendFrom, now + (exactly or later + 1))
     local i, at = findPooled(from, cost, guard, 0, exactly and now + exactly)
     if i then return at - now, i end
   end
 
-  local function takeIn(entry, wait, cost) takePooled(entry, now + wait, cost) end
+  -- Whether a request is admitted in some time, behind others.
+  function own.isReady(wait, cost, others) return not reserving.exhausted(budgets, cost) and readyFor(cost, others + 1) <= wait end
+
+  -- Takes a returned reservation, if entry is not nil, or else charges a request.
+  function own.take(entry, wait, cost)
+    if not entry then return (own.charge(wait, cost, 1)) end
+    takePooled(entry, now + wait, cost)
+    if lease then places.hold(cost, 1) end
+    return 0
+  end
 
   -- Takes a returned reservation of the outermost quota, if each other quota has one for the same
   -- time, or room. Returns how long until that time.
-  local function takePooledTime(cost, costs, outermost, most)
-    local outer, wait, place = around[outermost], -1, nil
-    if not outer then return nil end
-    while true do
-      wait, place = outer.pooledIn(costs[outermost], wait)
+  local function takePooledTime(costs, outermost, most)
+    local wait, place = -1, nil
+    while outermost > 1 do
+      wait, place = quotas[outermost].pooledIn(costs[outermost], wait)
       if not wait or wait > most then return nil end
-      local _, own = pooledIn(cost, 0, wait)
-      local fits, places = own or readyFor(cost, promised + promisedOld + 1) <= wait, {}
+      local fits, entries = true, {[outermost] = place}
       for i = 1, outermost - 1 do
         if fits and costs[i] then
-          _, places[i] = around[i].pooledIn(costs[i], 0, wait)
-          fits = places[i] or around[i].readyIn(costs[i], false) <= wait
+          entries[i] = select(2, quotas[i].pooledIn(costs[i], 0, wait))
+          fits = entries[i] or quotas[i].isReady(wait, costs[i], i == 1 and promised + promisedOld or 0)
         end
       end
-      if fits then
-        outer.takeIn(place, wait, costs[outermost])
-        for i = 1, outermost - 1 do
-          if places[i] then
-            around[i].takeIn(places[i], wait, costs[i])
-          elseif costs[i] then
-            blocked = max(blocked, around[i].chargeIn(wait, costs[i], 1))
-          end
-        end
-        if own then takeIn(own, wait, cost) else blocked = max(blocked, chargeIn(wait, cost, 1)) end
-        return wait
+      for i = 1, fits and outermost or 0 do
+        if costs[i] then blocked = max(blocked, quotas[i].take(entries[i], wait, costs[i])) end
       end
+      if fits then return wait end
     end
   end
 
+  -- Turns to the quota whose keys and arguments come next, and begins to reserve in it. Returns the problem, if
+  -- there is one, or else where the next ones come and what begin returns.
+  function own.enter(keys, k, words, at, time, replyTime)
+    if not call then bind() end
+    arguments, cursor, wall, recordsKey, orderKey = words, at + 1, time, keys[k + 1], keys[k + 2]
+    local problem = turnTo(keys[k], words[at])
+    if problem then return problem end
+    local pauses, ends = own.begin(replyTime)
+    return nil, own.keys(), cursor, pauses, ends
+  end
+
+  -- How many keys the quota has.
+  function own.keys() return lease and 3 or 1 end
+
   -- Reads the states of the other keys. Returns the problem, if there is one.
   local function begin(keys)
-    local replyTime = argument()
-    around, blocked = {}, beginReserving(argument(), argument(), argument(), replyTime)
-    for i = 2, #keys do
+    local replyTime, k = argument(), 1 + own.keys()
+    quotas = {own}
+    blocked, known = own.begin(replyTime)
+    while k <= #keys do
+      local i = #quotas + 1
       if not instances[i] then
         local _, define = instance()
         instances[i] = define()
       end
-      around[i - 1] = instances[i]
-      local words = arguments[cursor]
-      cursor = cursor + 1
-      local problem, pauses = around[i - 1].enter(keys[i], words, wall, argument(), argument(), argument(), replyTime)
+      quotas[i] = instances[i]
+      local problem, taken, next, pauses, ends = quotas[i].enter(keys, k, arguments, cursor, wall, replyTime)
       if problem then return problem end
-      blocked = max(blocked, pauses)
+      blocked, known, k, cursor = max(blocked, pauses), min(known, ends), k + taken, next
     end
+  end
+
+  -- Ends the grants of a call, and leaves the queue or keeps what it has there.
+  function own.finish(reserved, leaves)
+    crossing = reserved
+    if lease then places.finish(leaves) end
+  end
+
+  -- The tier of a quota that has no place for a request, if there is one, how long until places are granted,
+  -- and the quota.
+  local function fullTier(costs, yields)
+    local tiers = 0
+    for i = 1, #quotas do
+      local tier, wait
+      if costs[i] then tier, wait = quotas[i].fullTier(costs[i], yields) end
+      if tier then return tiers + tier, wait, i end
+      tiers = tiers + quotas[i].tiers()
+    end
+  end
+
+  -- Charges requests in all quotas. Returns how many are charged at their instant.
+  local function chargeAll(at, costs, run)
+    local together
+    for i = 1, #quotas do
+      if costs[i] then
+        local pauses, n = quotas[i].charge(at, costs[i], run)
+        blocked, together = max(blocked, pauses), together or n
+      end
+    end
+    return together
+  end
+
+  -- How many more requests a process may reserve for an instant, beside the amounts shared already.
+  local function roomBeside(costs, yields, turnLength, shared)
+    local room, fewest = LATEST, NEVER
+    for i = 1, #quotas do
+      if costs[i] then
+        local own, fit = quotas[i].roomFor(costs[i], yields, turnLength, shared[i])
+        if fit < fewest then room, fewest = own, fit end
+      end
+    end
+    return room
   end
 
   function ops.bundle()
     local turnLength, soon, turn, turnCount = argument(), argument(), argument(), argument()
     reply[9], reply[10] = -1, 0
-    for i = 1, 8 * #around do reply[10 + i] = 0 end
+    for i = 1, 8 * (#quotas - 1) do reply[10 + i] = 0 end
     local left = 0 -- how many promised requests the caller may still take
     if turn + MISSED < now or turn > max(now, turnsEnd) then turn, turnCount = 0, 0 end -- or of a lost state
     if oldEnd + MISSED < now then promised, promisedOld, oldEnd = 0, promised, turnsEnd end
     local n, reserved, more = #reply, false, true
     local first, instant -- how long until the first and the last future request
-    local taken, shared = 0, nil -- how many future requests are reserved, and by quota what is reserved for the last instant
+    local taken, shared = 0, {} -- how many future requests are reserved, and by quota what is reserved for the last instant
+    local full -- the quota in which the caller waits for a place
     while more and cursor <= #arguments do
       local count, within = argument(), argument()
       local yields = count < 0
       if yields then count = -count end
-      local cost, costs, outermost = amounts(), {}, 0
-      for i = 1, #around do
-        costs[i] = around[i].amounts(argument)
+      local costs, outermost = {}, 1
+      for i = 1, #quotas do
+        costs[i] = quotas[i].amounts(argument)
         if costs[i] then outermost = i end
       end
+      local cost = costs[1]
       local last -- how long until the previous request of the group
       while more and count > 0 do
         -- at: how long until the request; by and decides: the quota and its tier that decide; idle: how long
         -- until the outermost quota alone admits it
-        local at, what, run, idle, by, decides = blocked, -1, 1, 0, 0, -1
-        local pooled = at == 0 and not yields and takePooledTime(cost, costs, outermost, within < 0 and LATEST or within)
-        if pooled then
-          at, what = pooled, -2
-        elseif at == 0 then
-          local tiers = plan.deciding
-          at, what = readyIn(cost, yields)
-          decides = what
-          for i = 1, #around do
+        local at, what, run, idle, by, decides = blocked, -1, 1, 0, 1, -1
+        local pooled, exhausted = false, false
+        if blocked == 0 then
+          local tier, wait, i = fullTier(costs, yields)
+          if tier then at, what, full = wait, tier, i end
+        end
+        if blocked > 0 or full then
+          more = false -- only a release can help, or the end of a pause
+        elseif not yields then
+          pooled = takePooledTime(costs, outermost, within < 0 and LATEST or within)
+        end
+        if more and not pooled then
+          local tiers = 0
+          for i = 1, #quotas do
             if costs[i] then
-              local e, tier = around[i].readyIn(costs[i], yields)
+              local e, tier, over = quotas[i].readyIn(costs[i], yields)
               if i == outermost then idle = e end
+              if over and not exhausted then exhausted = tiers + tier end
               if e > at then at, what, by, decides = e, tier > 0 and tiers + tier or -1, i, tier end
             end
-            tiers = tiers + around[i].tiers()
+            tiers = tiers + quotas[i].tiers()
           end
         end
-        if pooled then
-          reserved = true
-        elseif blocked > 0 or at == NEVER then
+        if not more then -- see above
+        elseif pooled then
+          at, what, reserved = pooled, -2, true
+        elseif exhausted then
+          what = exhausted
+        elseif at >= known or at == NEVER then
+          if at == NEVER and quotas[by].await(costs[by], yields) then full = by else at = min(at, known) end
           more = false
         elseif within >= 0 and at > within then
           run = count
-        elseif isApartIn(at, cost) or outermost > 0 and around[outermost].isApartIn(at, costs[outermost]) then
+        elseif cost and own.isApart(at, cost) or quotas[outermost].isApart(at, costs[outermost]) then
           more = false
         else
           local late, lost = soon + idle, false -- lost: the caller has a turn, which a process that uses the quota alone may have taken
@@ -236,58 +337,45 @@ local function newBundle(turnTo)
             promise(turn, -turnCount)
             left, turn, lost = turnCount, 0, usedAlone
           end
-          local _, share = readyFor(cost, promised + promisedOld + 1, turnLength)
-          local may = turn > 0 and 0 or max(left, unpromised(cost, promised + promisedOld > 0 and min(count, share) or count, late))
+          local others, share, may = promised + promisedOld, count, count
+          if cost then
+            share = select(2, readyFor(cost, others + 1, turnLength))
+            may = turn > 0 and 0 or max(left, unpromised(cost, others > 0 and min(count, share) or count, late))
+          end
           local near = may > 0 and at <= (yields and soon or late)
           more = near
           local room = min(count, may)
           if near and at > 0 then
             first = first or at
             if at ~= instant and at - first >= turnLength and reserved then
-              local all = decides < 0 and 0 or by > 0 and around[by].shareOf(decides, costs[by], turnLength) or shareOf(decides, cost, turnLength)
-              room = min(room, all - taken)
+              room = min(room, (decides < 0 and 0 or quotas[by].shareOf(decides, costs[by], turnLength)) - taken)
             elseif at ~= instant then
-              instant, shared = at, {[0] = {}}
-              for i = 1, #around do shared[i] = {} end
+              instant, shared = at, {}
+              for i = 1, #quotas do shared[i] = {} end
             else
-              local left, fewest = roomBeside(cost, yields, turnLength, shared[0])
-              for i = 1, #around do
-                if costs[i] then
-                  local other, fit = around[i].roomBeside(costs[i], yields, turnLength, shared[i])
-                  if fit < fewest then left, fewest = other, fit end
-                end
-              end
-              room = min(room, left)
+              room = min(room, roomBeside(costs, yields, turnLength, shared))
             end
             more = room > 0
           end
           if more then
-            if at == last then
-              run = fittingBeside(cost, yields, room)
-              for i = 1, #around do
-                if costs[i] then run = min(run, around[i].fitting(costs[i], yields, run)) end
-              end
+            run = at == last and room or 1
+            for i = 1, at == last and #quotas or 0 do
+              if costs[i] then run = min(run, quotas[i].fitting(costs[i], yields, run)) end
             end
-            blocked = chargeIn(at, cost, run)
-            for i = 1, #around do
-              if costs[i] then blocked = max(blocked, around[i].chargeIn(at, costs[i], run)) end
-            end
-            what, left, reserved, last = run - 2 - atFrontier, max(0, left - run), true, at
-            if at > 0 then
-              taken = taken + run
-              if at == instant then addTo(shared[0], cost, run) end
-              for i = 1, #around do
-                if costs[i] and at == instant then around[i].addTo(shared[i], costs[i], run) end
-              end
+            what = run - 2 - chargeAll(at, costs, run)
+            left, reserved, last = max(0, left - run), true, at
+            if at > 0 then taken = taken + run end
+            for i = 1, at > 0 and at == instant and #quotas or 0 do
+              if costs[i] then quotas[i].addTo(shared[i], costs[i], run) end
             end
           elseif not near then
             if lost or frontier > max(notBefore, now + late) then -- processes that use the quota alone reserve further ahead
               reply[10], usedAlone = -1, false
             elseif turn > 0 then
               at = max(at, turn - now)
-            else
+            elseif cost then
               local next = min(count, left > 0 and left or share)
-              if left == 0 then at = max(at, readyFor(cost, promised + promisedOld + 1)) end -- else the caller is first
+              if left == 0 then at = max(at, (readyFor(cost, others + 1))) end -- else the caller is first
               if within < 0 or at <= within then
                 if left == 0 then next = max(1, unpromised(cost, next, at)) end
                 promise(now + at, next)
@@ -303,32 +391,24 @@ local function newBundle(turnTo)
         count = count - run
       end
     end
+    for i = 1, #quotas do quotas[i].finish(reserved, reserved or not full or i > full) end
   end
 
-  -- Saves the quotas around, and appends their headers to the reply.
+  -- Saves the quotas around, and appends their headers to the reply, and the crossings of their calendars.
   local function finish()
-    for i = 1, #around do
-      local header = around[i].leave()
-      for j = 1, 8 do reply[2 + 8 * i + j] = header[j] end
+    for i = 2, #quotas do
+      local own, n = quotas[i].save(), #reply
+      for j = 1, 8 do reply[2 + 8 * (i - 1) + j] = own[j] end
+      for j = 9, #own do reply[n + j - 8] = own[j] end
     end
   end
 
-  -- Reads the state of a quota around another. Returns the problem, if there is one, and for how
-  -- long nothing is reserved.
-  local function enter(name, words, time, ownGuard, shows, leaves, replyTime)
-    if not call then bind() end
-    wall = time
-    local problem = turnTo(name, words)
-    return problem, not problem and beginReserving(ownGuard, shows, leaves, replyTime)
-  end
-
-  local function leave()
+  function own.save()
+    addCrossings()
     save()
     return reply
   end
 
-  return {
-    begin = begin, finish = finish, enter = enter, leave = leave, readyIn = readyIn, fitting = fittingBeside, chargeIn = chargeIn,
-    pooledIn = pooledIn, takeIn = takeIn, roomBeside = roomBeside, isApartIn = isApartIn, shareOf = shareOf, addTo = addTo, amounts = amountsOrNone, tiers = function() return plan.deciding end,
-  }
+  own.bundle = {begin = begin, finish = finish}
+  return own
 end

@@ -1,10 +1,10 @@
 -- convert.lua: converts the charges of a state to a changed policy. Units: µs.
 -- Twin: algorithms/convert.go.
--- Uses: calendar.lua, call.lua, fixedwindow.lua, flight.lua, lease.lua, pack.lua, plan.lua,
+-- Uses: calendar.lua, call.lua, fixedwindow.lua, flight.lua, lease.lua, line.lua, pack.lua, plan.lua,
 -- pause.lua, queue.lua, reading.lua, rule.lua, save.lua, slidinglog.lua, state.lua, tail.lua, tiers.lua,
 -- turn.lua.
 -- Gives: convert, paceOfTurns, mixedUntil, mixedPace.
--- Sets: body, capacities, cursor, delayedEnd, image, inline, leases, oldEnd, openTurns, probe, promised,
+-- Sets: body, capacities, cursor, delayedEnd, image, inline, leases, lineOpen, oldEnd, openTurns, probe, promised,
 -- promisedOld, ringsAt, state, turnsEnd.
 --
 -- A tier takes over from the old tier of its algorithm, window (for a calendar: period and zone) and
@@ -387,6 +387,7 @@ local function convert(words, kept)
   lengths.pool, lengths.readings = 0, 0
   promised, promisedOld, oldEnd = 0, 0, 0
   if mixed then
+    lineOpen = 0
     if mixedUntil <= now then mixedPace, turnsEnd, delayedEnd, openTurns = paceOf(old), 0, 0, 0 end
     mixedUntil, mixedPace = now + MIXED, min(mixedPace, paceOf(plan))
   end

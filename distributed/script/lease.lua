@@ -1,8 +1,8 @@
 -- lease.lua: the leases of each process (owner): the units that it holds of concurrency tiers, and
 -- its estimates that are not settled. Units: µs. Go: leases.go.
 -- Uses: call.lua, flight.lua, need.lua, pack.lua, plan.lua, state.lua.
--- Gives: recordsKey, orderKey, leases, lease, awaited, hadPlace, inline, and in places:
--- countKept, leave, renew, queueTier, othersWait, fullFor, hold, enqueue, save.
+-- Gives: recordsKey, orderKey, leases, lease, inline, and in places:
+-- countKept, leave, renew, queueTier, begin, await, fullTier, grantsFrom, hold, finish, save.
 -- Sets: cursor, sendFrom.
 --
 -- A process reports its amounts with every call, numbered by seq. They count for the length of its
@@ -68,7 +68,8 @@ local lease -- the caller's record
 local clock -- the clock of leases; the instants of records, and LAST_EXPIRY and FIRST_DUE, are by it
 local waits -- whether the caller has waiters
 local awaited -- the cost that found no place, its headroom and whether it yields
-local hadPlace -- whether a place was kept for the caller
+local keptUntil -- until when a place was kept for the caller, before this call granted any
+local hadPlace -- whether that place is still to be granted
 local wasQueued -- whether the caller was in the queue
 -- Whether others are queued: before a caller that yields, and before one that does not.
 local othersQueued
@@ -183,7 +184,7 @@ end
 function places.renew()
   owner, cursor = arguments[cursor], cursor + 1
   local seq, length = argument(), argument()
-  waits, awaited, hadPlace, othersQueued, lease = argument() == 1, nil, false, {}, nil
+  waits, awaited, hadPlace, keptUntil, othersQueued, lease = argument() == 1, nil, false, 0, {}, nil
   readLeases()
   keepUntilReported(argument(), (divMod(length, 3)))
   local expiry, settled = clock + length, (leases[FIRST_DUE] <= clock or inline) and expire() or {} -- by unit, the reported and the expired amounts
@@ -233,8 +234,16 @@ end
 -- When a place may be granted again after the state was lost, NEVER if only a release can help.
 function places.grantsFrom() return leases[GRANTS_FROM] > now and leases[GRANTS_FROM] or NEVER end
 
+-- Begins to grant places: the one that is kept for the caller is free for it.
+function places.begin()
+  keptUntil = lease[KEPT_UNTIL]
+  hadPlace = keptUntil > 0
+  if hadPlace then places.countKept(lease, -1) end
+  lease[KEPT_UNTIL] = 0
+end
+
 -- Whether other processes are in the queue before the caller, or places are not granted yet.
-function places.othersWait(yields)
+local function othersWait(yields)
   if leases[GRANTS_FROM] > now then return true end
   if hadPlace or leases[QUEUED] == (lease[QUEUED_AT] > 0 and 1 or 0) then return false end
   local k = yields and 1 or 2
@@ -251,15 +260,29 @@ function places.othersWait(yields)
 end
 
 -- The first concurrency tier without room for a cost, if there is one.
-function places.fullFor(cost, spare)
+local function fullFor(cost, spare)
   for i = 1, plan.deciding do
     local n = rules[i].concurrent and cost[unitOf[i]] or 0
     if n > 0 and rules[i].earliest(now, n + spare[i]) == NEVER then return i end
   end
 end
 
+-- Makes a cost the one that the caller waits for.
+function places.await(cost, headroom, yields)
+  awaited = {cost = cost, headroom = headroom, yields = yields}
+end
+
+-- The tier that has no place for a cost, if there is one. The caller then waits for that.
+function places.fullTier(cost, spare, headroom, yields)
+  local full, queueTier = fullFor(cost, spare), places.queueTier(cost)
+  if not full and queueTier and othersWait(yields) then full = queueTier end
+  if full then places.await(cost, headroom, yields) end
+  return full
+end
+
 -- Adds grants to the caller's held amounts.
 function places.hold(cost, count)
+  hadPlace = false
   for u = 1, units do
     local n = plan.holds[u] and count * cost[u] or 0
     lease[6 + u], open[u] = lease[6 + u] + n, open[u] + n
@@ -267,8 +290,17 @@ function places.hold(cost, count)
   end
 end
 
--- Puts the caller at the end of the queue if it waits for a place and is not queued yet.
-function places.enqueue()
+-- Puts the caller at the end of the queue if it waits for a place and is not queued yet. If it does
+-- not wait, and needs no place any more, it leaves the queue.
+function places.finish(leaves)
+  if not awaited then
+    if leaves then
+      places.leave()
+    elseif keptUntil > 0 then
+      lease[KEPT_UNTIL] = keptUntil
+      places.countKept(lease, 1)
+    end
+  end
   if not (awaited and waits) then return end
   if lease[QUEUED_AT] == 0 then
     leases[QUEUED], lease[QUEUED_AT] = leases[QUEUED] + 1, now + 1
@@ -309,7 +341,7 @@ local function wake()
     local name = sub(first, 2)
     local l = name == owner and lease or recordOf(call('HGET', recordsKey, name))
     local cost = {spread(l, 7 + units, 6 + 2 * units)}
-    if places.fullFor(cost, sparing(cost, max(0, l[YIELDS] - 1))) or estimates and earliest(cost) > LATEST then return end
+    if fullFor(cost, sparing(cost, max(0, l[YIELDS] - 1))) or estimates and earliest(cost) > LATEST then return end
     l[QUEUED_AT], l[KEPT_UNTIL], leases[QUEUED] = 0, clock + KEPT, leases[QUEUED] - 1
     local kept = places.countKept(l, 1)
     call('ZREM', orderKey, first)

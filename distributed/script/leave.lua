@@ -1,10 +1,14 @@
 -- leave.lua: the operation leave, which gives back a turn.
--- Uses: call.lua, turn.lua.
+-- Uses: call.lua, line.lua, turn.lua.
 -- Gives: ops.leave.
--- Sets: delayedEnd, oldEnd, openTurns, promised, promisedOld, turnsEnd.
+-- Sets: delayedEnd, lineOpen, oldEnd, openTurns, promised, promisedOld, turnsEnd.
 
 function ops.leave()
   local turn, count = argument(), argument()
+  if count < 0 then -- of the line, see line.lua
+    if turn >= lineFront and turn < lineEnd then lineOpen = max(0, lineOpen + count) end
+    return
+  end
   if turn > turnsEnd then return end -- it is of a lost state
   if count == 0 then
     openTurns = max(0, openTurns - 1)

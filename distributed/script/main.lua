@@ -3,7 +3,7 @@
 -- Uses: calendar.lua, call.lua, convert.lua, flight.lua, lease.lua, need.lua, pack.lua, pause.lua,
 -- plan.lua, pool.lua, queue.lua, save.lua, state.lua, status.lua, tail.lua, tiers.lua.
 -- Gives: run, and bundled for bundle.lua.
--- Sets: arguments, awaited, crossing, cursor, inline, isProbe, key, lease, level, news, notBefore,
+-- Sets: arguments, crossing, cursor, inline, isProbe, key, lease, level, news, notBefore,
 -- orderKey, pool, probe, probing, recordsKey, reply, sendFrom, wall.
 --
 -- A reservation is Earliest, and then Charge at the instant that Earliest returned. The next
@@ -13,7 +13,7 @@
 --          fleet receives a pause, "pause <for> <ban> <epoch>", its early end, "resume <epoch>",
 --          and the end of the wait for a probe, "freed"
 -- keys[2], keys[3]  only with a concurrency tier or estimates: the leases of processes, see
---          lease.lua. Of a bundle, all keys but the first: the quotas around the first
+--          lease.lua. Of a bundle, the keys of the quotas around the first follow, each with its own two
 -- argv     whole numbers, instants and lengths in µs
 --   op     the name of an operation, see below
 --   plan   one text: guard, resolution (requests that land in the same 2^resolution µs land
@@ -51,6 +51,11 @@
 --               negative if an earlier group of the round trip has it too. A 0 and an
 --               instant, up to MOST_AHEAD from now, may stand before a group: this group and the
 --               following ones are not sent before the instant, and land so much later.
+--               A 0, -1 - place and length may stand before the first group: the caller takes part in
+--               the line, see line.lua, with the turn of its last reply, or with -1 and 0 if it had none.
+--               Its reply begins with its turn from then on, or two zeros, and t of the first request that
+--               goes later than soon is when it should go, behind the turns of others. A dry run, and a
+--               request that does not wait, leave the turn as it is.
 --               Replies runs of what, t and count. If what is less than -1, count requests are
 --               reserved at t: the first is the n-th request of that instant if what is -1-n (a
 --               returned reservation counts as the first), the next one the n+1-th, and so on. If
@@ -61,8 +66,8 @@
 --               is i > 0, tier i would be ready at t, or never if t is -1. If what is -1, earlier
 --               reservations or a pause decide.
 --               A request that would wait for longer than within is not reserved. The first
---               request that has to wait is reserved, up to 90 s behind all others or two
---               requests of the slowest tier, and with it those that come
+--               request that has to wait is reserved if it goes soon (without the line: up to 90 s
+--               behind all others or two requests of the slowest tier), and with it those that come
 --               within a turn behind it: of one instant as many as the tier that decides admits in a
 --               turn. The next request ends the call. So do a full concurrency tier, and
 --               a request that yields and can't go soon. Returned reservations are used first, but
@@ -81,18 +86,18 @@
 --   budget      the number of budget tiers, their indexes, and then as reserve. A request that
 --               exceeds budgets is not reserved, and i is the first of these budgets.
 --   bundle      how long the reply takes; the guard of these requests (0: the plan's), the earliest
---               time that the clock may show, and the headroom of requests that yield; for each quota
---               around, from the inside outward, the plan and again these three; how long a turn is, and
+--               time that the clock may show, the headroom of requests that yield, the number of budget
+--               tiers and their indexes; for each quota around, from the inside outward, its plan, starts
+--               and lease, and again these; how long a turn is, and
 --               soon as above; the instant of the caller's last turn or 0, and the number of requests
 --               it was for; and then groups of: count, or -count for
---               requests that yield, within, cost, and the cost in each quota around. No
---               quota may have leases, budgets or calendars.
+--               requests that yield, within, cost, and the cost in each quota around.
 --               Replies how long until the outermost quota alone admits the request, if the reply
 --               has a turn, or otherwise -1; the number of requests that the turn is for, which is
 --               0 if it is the caller's last turn, and -1 if the caller should ask one quota after
 --               the other, because other processes do; the first eight numbers of a reply for each
---               quota around; and runs as reserve does, except even ones. Tiers are numbered
---               through all quotas. See bundle.lua.
+--               quota around; runs as reserve does, except even ones; and the four numbers of each
+--               calendar tier. Tiers are numbered through all quotas. See bundle.lua.
 --   cancel      generation, how far TIME had been set back since its beginning when these requests
 --               were reserved, their guard (0: the plan's), then groups of: t, cost. A future
 --               reservation is taken off the end, see tail.lua, or goes to the pool; but not with
@@ -126,7 +131,8 @@
 --   status      no arguments. Replies for each tier: used, instant of the next unit, instant when
 --               unused; -1: never.
 --   count       for each tier, the amount.
---   leave       the turn, and the number of requests it is for, or 0 for requests that yield.
+--   leave       the turn, and the number of requests it is for, or 0 for requests that yield; or the
+--               place in the line and minus the length of the turn.
 -- Reply    now, generation, the least expiry of the key in ms, epoch, end of the ban, or otherwise of the
 --          pause (0: none), the sum of 1 for a ban, 2 if the call has reserved the probe, 4 if releases
 --          with other plans call, too, and 8 for each back-off in a row, TIME, now when this state was written before (0: never), and
@@ -148,7 +154,7 @@ local function turnTo(name, words)
     problem, old = readState()
   end
   if problem then return problem end
-  lease, awaited, inline = nil, nil, nil
+  lease, inline = nil, nil
   if old then convert(words, old) end
   problem = loadTiers()
   if not problem and (plan.concurrent or estimates) then
@@ -166,6 +172,15 @@ local function turnTo(name, words)
   reply, crossing, isProbe, sendFrom = {now, generation, 0, 0, 0, 0, wall, written}, nil, false, now
 end
 
+-- Appends the crossings of calendars to the reply.
+local function addCrossings()
+  local n = #reply
+  for i = 1, crossing ~= nil and #calendars or 0 do
+    reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4], n = 0, 0, 0, 0, n + 4
+    if crossing then reply[n - 3], reply[n - 2], reply[n - 1], reply[n] = calendars[i].crossed(frontier) end
+  end
+end
+
 -- Runs an operation on the key.
 local function decide(op)
   if tail then tail.commit(op ~= 'reserve' and op ~= 'budget' and op ~= 'status' and op ~= 'cancel' and op ~= 'leave') end
@@ -173,18 +188,13 @@ local function decide(op)
   if not ops[op] then defineOp(op) end
   ops[op](op)
   if tail and op == 'cancel' then tail.chargeRuns() end
-  if crossing == nil then return end
-  local n = #reply
-  for i = 1, #calendars do
-    reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4], n = 0, 0, 0, 0, n + 4
-    if crossing then reply[n - 3], reply[n - 2], reply[n - 1], reply[n] = calendars[i].crossed(frontier) end
-  end
+  addCrossings()
 end
 
 local bundle -- the functions of bundle.lua, once a call needs them
 
 function bundled()
-  bundle = bundle or defineBundle(turnTo)
+  bundle = bundle or defineBundle(turnTo, addCrossings)
   return bundle
 end
 
@@ -196,11 +206,11 @@ function run(keys, argv)
   arguments, cursor = argv, 3
   recordsKey, orderKey = keys[2], keys[3]
   local op = argv[1]
-  local problem = turnTo(keys[1], argv[2]) or op == 'bundle' and bundled().begin(keys)
+  local problem = turnTo(keys[1], argv[2]) or op == 'bundle' and bundled().bundle.begin(keys)
   if problem then return redis.error_reply('THROTTLE ' .. problem) end
   decide(op)
   save()
-  if op == 'bundle' then bundle.finish() end
+  if op == 'bundle' then bundle.bundle.finish() end
   if op == 'status' then whenUnused() end
   if tointeger then -- servers with Lua 5.4 would reply 3.0 for 3
     for i = 1, #reply do reply[i] = tointeger(reply[i]) end

@@ -33,7 +33,7 @@ local function defineEstimates()
   include 'estimate'
 end
 
-local function defineBundle(turnTo)
+local function defineBundle(turnTo, addCrossings)
   include 'bundle'
-  return newBundle(turnTo)
+  return newBundle(turnTo, addCrossings)
 end

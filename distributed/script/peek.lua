@@ -3,11 +3,11 @@
 -- peek.go. The layout is in state.lua.
 --
 -- KEYS[1]  the quota
--- Reply    the header of main.lua's, without an expiry and the 4 for several releases; zeros if there is no state of format 3 or 4,
+-- Reply    the header of main.lua's, without an expiry and the 4 for several releases; zeros if there is no state of format 3 to 5,
 --          which begin alike
 
 local raw = redis.call('GETRANGE', KEYS[1], '0', '8191')
-local words, at = string.match(raw, '^thr[34] ([%d +]*)\n()')
+local words, at = string.match(raw, '^thr[345] ([%d +]*)\n()')
 if not words then return {0, 0, 0, 0, 0, 0, 0, 0} end
 
 -- The number in width bytes.

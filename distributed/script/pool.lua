@@ -83,7 +83,7 @@ local function joinPooled(a, b)
   end
   for i = 1, plan.deciding do
     local t, n = 5 + units + 6 * (i - 1), a[POOLED + unitOf[i]]
-    if n > 0 and isBucket(plan[t]) and plan[t + 2] <= MOST_PARTS then
+    if isBucket(plan[t]) and plan[t + 2] <= MOST_PARTS then
       local step, rest = mulDiv(n, plan[t + 3], plan[t + 2])
       local run = step > 0 and joinAt(a, b, step, rest, plan[t + 2])
       if run then return run end

@@ -36,14 +36,15 @@ local function ruleOf(p, t)
     if algorithm == WINDOW then return slidingWindow(unit, limit, window, extra, burst == UNKNOWN_PHASE) end
     include 'anchoredwindow'
     return anchoredWindow(unit, limit, window, extra)
-  elseif algorithm == FIXED or algorithm == WEIGHTED then
+  elseif algorithm == FIXED or algorithm == WEIGHTED or algorithm == CALENDAR then
     include 'fixedwindow'
     if algorithm == FIXED then return fixedWindow(unit, limit, window, extra) end
+    if algorithm == CALENDAR then
+      include 'calendar'
+      return calendar(unit, limit, burst, t < 5 + p[3] + 6 * p.deciding)
+    end
     include 'weightedwindow'
     return weightedWindow(unit, limit, window, extra)
-  elseif algorithm == CALENDAR then
-    include 'calendar'
-    return calendar(unit, limit, burst, t < 5 + p[3] + 6 * p.deciding)
   end
   include 'concurrency'
   return concurrency(unit, limit)

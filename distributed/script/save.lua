@@ -1,8 +1,9 @@
 -- save.lua: writes the state. Units: µs, expiry ms.
--- Uses: call.lua, convert.lua, flight.lua, lease.lua, need.lua, pack.lua, pause.lua, plan.lua, pool.lua,
+-- Uses: call.lua, convert.lua, flight.lua, lease.lua, line.lua, need.lua, pack.lua, pause.lua, plan.lua, pool.lua,
 -- queue.lua, reading.lua, slidinglog.lua, state.lua, tail.lua, turn.lua.
 -- Gives: growRings, settled, save.
--- Sets: delayedEnd, oldEnd, openTurns, promised, promisedOld, turnsEnd, usedAlone.
+-- Sets: delayedEnd, lineEnd, lineFront, lineOpen, lineUntil, oldEnd, openTurns, promised, promisedOld,
+-- turnsEnd, usedAlone.
 
 -- The expiry of the key in ms: a second, or a guard, after everything in it has ceased to matter.
 -- So nothing is lost with the key. While something is open, the key lives longer, in case the server
@@ -76,7 +77,8 @@ local function save()
 
   local turns = turnsEnd > now or delayedEnd > now
   if not turns then turnsEnd, delayedEnd, openTurns, promised, promisedOld, oldEnd, usedAlone = 0, 0, 0, 0, 0, 0, false end
-  turns = turns or mixedUntil > now
+  if lineOpen == 0 or max(lineUntil, pause) + OVER <= now then lineEnd, lineFront, lineOpen, lineUntil = 0, 0, 0, 0 end
+  turns = turns or mixedUntil > now or lineOpen > 0 or bundledUntil > now
   local parts, frontier, atFrontier, count
   if tail and tail.base then parts, frontier, atFrontier, count = spread(tail.base, 1, 4) else parts, frontier, atFrontier, count = settled() end
   parts[1], parts[2] = image or '', pack(FORMAT, now, wall, generation, frontier, atFrontier % MOST_AT_FRONTIER + (tail and MOST_AT_FRONTIER * #tail.runs or 0), pause, epoch,
@@ -85,7 +87,7 @@ local function save()
   if leases[1] then parts[#parts + 1] = pack(sevens(SUMS + units), spread(leases, 1, SUMS + units)) end
   putRecords(parts, readings, READING)
   if tail then putRecords(parts, tail.runs, RUN + units) end
-  if turns then parts[#parts + 1] = pack(sevens(TURNS), turnsEnd, delayedEnd, openTurns, promised, promisedOld, oldEnd, mixedUntil, mixedPace) end
+  if turns then parts[#parts + 1] = pack(sevens(TURNS), turnsEnd, delayedEnd, openTurns, promised, promisedOld, oldEnd, mixedUntil, mixedPace, lineEnd, lineFront, lineOpen, lineUntil, bundledUntil) end
   if image then
     local reserve = divMod(#image - ringsAt, 8)
     parts[#parts + 1] = rep('\0', min(8192, reserve))

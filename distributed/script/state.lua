@@ -1,11 +1,11 @@
 -- state.lua: the layout of a state, and how a call reads it. Units: µs.
--- Uses: convert.lua, fixedwindow.lua, flight.lua, pack.lua, plan.lua, pool.lua, queue.lua, rule.lua,
+-- Uses: convert.lua, fixedwindow.lua, flight.lua, line.lua, pack.lua, plan.lua, pool.lua, queue.lua, rule.lua,
 -- slidinglog.lua, turn.lua.
 -- Gives: the locals below, sizes, ringFor, setImage, readState.
--- Sets: atFrontier, delayedEnd, drift, frontier, image, mixedPace, mixedUntil, oldEnd, openTurns, promised,
--- promisedOld, state, turnsEnd, usedAlone.
+-- Sets: atFrontier, bundledUntil, delayedEnd, drift, frontier, image, lineEnd, lineFront, lineOpen, lineUntil, mixedPace,
+-- mixedUntil, oldEnd, openTurns, promised, promisedOld, state, turnsEnd, usedAlone.
 --
---   "thr4 ", the plan as text, "\n" | the capacity of each ring | the rings of logs | body
+--   "thr5 ", the plan as text, "\n" | the capacity of each ring | the rings of logs | body
 --
 -- The body begins with the front: a head of fixed size, the amounts in flight and the words of each
 -- tier. The plan determines the size of the front. The queues follow: groups of each tier, slots,
@@ -21,7 +21,7 @@ local HEAD = 63 -- the bytes of the head
 local MOST_AT_FRONTIER = 2 ^ 16 -- atFrontier is saved modulo this
 local SUMS = 8 -- numbers of the sums of leases before the amounts, see lease.lua
 local WITH_ESTIMATES = 2 ^ 52 -- added to the sum of an amount that contains estimates
-local TURNS = 8 -- numbers about turns, and about several releases
+local TURNS = 13 -- numbers about turns, and about several releases
 local RUN = 4 -- numbers of a run of the tail before the cost, see tail.lua
 local READING = 18 -- numbers of a reading, see reading.lua
 local RING = 32 -- stamps of a new ring
@@ -99,7 +99,7 @@ end
 -- where their rings begin, and (matches) whether it is the caller's plan with guest tiers that are
 -- all still kept. Returns nil and the problem if the state is not valid.
 local function oldIn(raw)
-  local HEADS = {['1'] = 55, ['2'] = 56, ['3'] = HEAD, ['4'] = HEAD} -- by format: 1 had no readings, 2 no ban of its own, 3 no guards in the pool, no turns and no tail
+  local HEADS = {['1'] = 55, ['2'] = 56, ['3'] = HEAD, ['4'] = HEAD, ['5'] = HEAD} -- by format: 1 had no readings, 2 no ban of its own, 3 no guards in the pool, no turns and no tail, 4 no line
   local FIRST = {[0] = 3, 2, 3, 2, 4, 2, 2, 2, 0, 3} -- and did in a state of format 1
   local version = string.match(raw, '^thr(%d+) ')
   if not version then return nil, 'foreign value: another program uses this key' end
@@ -108,8 +108,9 @@ local function oldIn(raw)
   if not words then return nil, 'corrupt state: it ends too soon' end
   local p = plans[words] or listOf(words)
   if not p then return nil, 'corrupt plan in the state' end
-  local old = {words = words, current = version == '4', plan = p, wordsOf = version == '1' and FIRST or WORDS, head = HEADS[version], poolNumbers = version < '4' and 1 or POOLED,
-    leaseNumbers = version < '4' and 3 or SUMS, readingNumbers = version < '3' and 14 or version == '3' and 16 or READING}
+  local old = {words = words, current = version >= '4', plan = p, wordsOf = version == '1' and FIRST or WORDS, head = HEADS[version], poolNumbers = version < '4' and 1 or POOLED,
+    leaseNumbers = version < '4' and 3 or SUMS, readingNumbers = version < '3' and 14 or version == '3' and 16 or READING,
+    turnNumbers = version < '5' and 8 or TURNS}
   old.front, old.logs = sizes(p, old.wordsOf, old.head)
   old.rings = after + 7 * #old.logs
   old.matches = sub(raw, 1, #plan.start) == sub(plan.start, 1, -2) .. '+'
@@ -178,7 +179,8 @@ local function readState()
     end
     place = place + 7 * wordsOf[kept[t]]
   end
-  if turns then numbers = numbers + TURNS end
+  local turnNumbers = turns and (old and old.turnNumbers or TURNS) or 0
+  numbers = numbers + turnNumbers
   local expected = (old or plan).front + 7 * numbers
   if have < expected and not image and not old and expected < NEVER then
     state = call('GETRANGE', key, text(bodyAt), text(bodyAt + expected - 1))
@@ -188,7 +190,10 @@ local function readState()
   if head < HEAD then lengths.readings = 0 end -- readings of earlier formats are dropped
   turnsEnd, delayedEnd, openTurns, promised, promisedOld, oldEnd, mixedUntil, mixedPace, usedAlone = 0, 0, 0, 0, 0, 0, 0, 0, turns and flags % 4 >= 2
   if turns then
-    turnsEnd, delayedEnd, openTurns, promised, promisedOld, oldEnd, mixedUntil, mixedPace = parse(sevens(TURNS), state, body + expected - 7 * TURNS)
+    turnsEnd, delayedEnd, openTurns, promised, promisedOld, oldEnd, mixedUntil, mixedPace, lineEnd, lineFront, lineOpen, lineUntil, bundledUntil = parse(sevens(turnNumbers), state, body + expected - 7 * turnNumbers)
+  end
+  if turnNumbers < TURNS then -- there is no line
+    lineEnd, lineFront, lineOpen, lineUntil, bundledUntil = 0, 0, 0, 0, 0
   end
 
   -- The virtual clock advances with TIME, and stands still when TIME steps back.

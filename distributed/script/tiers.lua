@@ -15,7 +15,7 @@ local function planOf(words, list)
   if p then return p end
   p = list or numbersIn(words)
   p.ownUnits, p.deciding, p.ends = p.ownUnits or p[3], p.deciding or p[4], p.ends or {}
-  p.start, p.rules, p.unitOf, p.capacity, p.estimated = 'thr4 ' .. words .. '\n', {}, {}, {}, {}
+  p.start, p.rules, p.unitOf, p.capacity, p.estimated = 'thr5 ' .. words .. '\n', {}, {}, {}, {}
   p.limited, p.holds = {}, {} -- by unit, whether a tier limits the open amount, and whether callers hold amounts
   p.front, p.logs = sizes(p, WORDS, HEAD)
   for u = 1, p[3] do

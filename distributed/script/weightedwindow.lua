@@ -11,9 +11,9 @@ local function weightedWindow(unit, limit, window, phase)
 
   function rule.load(words, at) index, current, previous, last = parse('>I7I7I7I7', words, at) end
 
-  function rule.correct()
-    local n = dated(index, last, window, phase)
-    if n < index then index, current, previous = n, current + previous, 0 end
+  function rule.correct() -- as in fixedwindow.lua
+    local n = numberOf(last, window, phase)
+    if n < index - 1 then index, current, previous = n, current + previous, 0 end
   end
 
   -- The counts at an instant.

@@ -16,10 +16,9 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
-	"github.com/apithrottle/throttle/internal/fakeapi/rules"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/internal/redismem"
 	"github.com/apithrottle/throttle/providers"
-	"github.com/apithrottle/throttle/throttletest"
 )
 
 // Requests that create content share a limit over REST and GraphQL. It is never exceeded, and used, also
@@ -39,22 +38,12 @@ func TestContentIsShared(t *testing.T) {
 const restPoints, graphQLPoints, content = 90, 200, 8
 
 func contentIsShared(t *testing.T, stores int, hour int64) {
-	api, err := rules.Load("../../providers/testdata", "github")
-	if err != nil {
-		t.Fatal(err)
-	}
-	tiers := map[string]string{"points": fmt.Sprint(restPoints, "/m"), "graphqlpoints": fmt.Sprint(graphQLPoints, "/m"), "content": fmt.Sprint(content, "/m"), "core": fmt.Sprint(hour, "/h;algo=anchored_window")}
-	for i := range api.Limits {
-		if tier := tiers[api.Limits[i].ID]; tier != "" {
-			api.Limits[i].Tier = tier
-		}
-	}
-	github := rules.NewServer(api, 1)
-	created := throttletest.New(throttle.PerMinute(content)) // over both APIs
+	github := fakeapi.New("../../providers/testdata", "github", fmt.Sprint("points=", restPoints, "/m"), fmt.Sprint("graphqlpoints=", graphQLPoints, "/m"),
+		fmt.Sprint("content=", content, "/m"), fmt.Sprint("core=", hour, "/h;algo=anchored_window"))
+	github.Latency, github.Hold = fakeapi.Between(fakeapi.Delivery[0], fakeapi.Delivery[1]), fakeapi.Between(fakeapi.Service[0], fakeapi.Service[1])
 	redis := redismem.New()
 	t.Cleanup(redis.Close)
 	var processes []*throttle.Transport
-	creates := providers.GitHub().Scope("content").Key
 	for range max(1, stores) {
 		var s throttle.Store
 		if stores > 0 {
@@ -72,13 +61,7 @@ func contentIsShared(t *testing.T, stores int, hour int64) {
 		transport.Base = roundTripper(func(req *http.Request) (*http.Response, error) {
 			// A request that is sent arrives. If its context ended first, it would be charged, because
 			// nobody could tell whether it had arrived.
-			req = req.WithContext(context.WithoutCancel(req.Context()))
-			if _, counts := creates(req); counts {
-				if resp, err := created.RoundTrip(req); err != nil || resp.StatusCode != http.StatusOK {
-					return resp, err
-				}
-			}
-			return github.RoundTrip(req)
+			return github.RoundTrip(req.WithContext(context.WithoutCancel(req.Context())))
 		})
 		processes = append(processes, transport)
 	}
@@ -108,7 +91,7 @@ func contentIsShared(t *testing.T, stores int, hour int64) {
 				}
 				req, _ := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 				req.Header.Set("Authorization", "Bearer x")
-				req.Header.Set(rules.Worker, strconv.Itoa(w))
+				req.Header.Set(fakeapi.Worker, strconv.Itoa(w))
 				switch resp, err := transport.RoundTrip(req); {
 				case err == nil:
 					io.Copy(io.Discard, resp.Body)
@@ -126,14 +109,8 @@ func contentIsShared(t *testing.T, stores int, hour int64) {
 		})
 	}
 	wg.Wait()
-	refused := map[string]int{}
-	for _, r := range github.Arrivals() {
-		if r.Refused != nil {
-			refused[r.Refused.ID]++
-		}
-	}
-	if s := created.Summary(); s.Refused > 0 || len(refused) > 0 {
-		t.Errorf("refused %v, and %d that create content", refused, s.Refused)
+	if refused := github.Refused(); len(refused) > 0 {
+		t.Errorf("refused %v", refused)
 	}
 	rest, graphQL, creations := served[0]+5*served[1], served[2]+5*served[3], served[1]+served[3]
 	least := minutes * (content - 1)

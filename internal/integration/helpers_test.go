@@ -36,7 +36,7 @@ func mustNew(t testing.TB, p throttle.Policy, s throttle.Store) *throttle.Limite
 
 func mustGroup(t testing.TB, p throttle.Policy) *throttle.Group {
 	t.Helper()
-	g, err := throttle.NewGroup(p, nil)
+	g, err := throttle.NewGroup(p, nil, throttle.GroupOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,8 +74,10 @@ func answer(status int, fields ...string) *http.Response {
 // sharedIn returns Limiters of one quota of a shared Group inside others.
 func sharedIn(t testing.TB, p throttle.Policy, outer ...*throttle.Limiter) (nested []*throttle.Limiter) {
 	t.Helper()
-	g := mustGroup(t, p)
-	g.Shared = true
+	g, err := throttle.NewGroup(p, nil, throttle.GroupOptions{Shared: true})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, o := range outer {
 		nested = append(nested, g.Within("key", o))
 	}

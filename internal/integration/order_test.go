@@ -58,7 +58,7 @@ func playOrder(p throttle.Policy, limiters []*throttle.Limiter, events []orderEv
 		case "allow":
 			r.ok = l.AllowN(n)
 		case "try":
-			permit, err := l.TryAcquire(throttle.Cost{"requests": n})
+			permit, err := l.TryAcquire(ctx, throttle.Cost{"requests": n})
 			permit.Release()
 			r.ok = err == nil
 		case "pause":

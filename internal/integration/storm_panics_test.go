@@ -288,7 +288,7 @@ func newPanicWorld(s *storm) *panicWorld {
 // addGroup adds a Group, of which a key is used alone and inside a quota.
 func (w *panicWorld) addGroup(store throttle.Store) {
 	p := w.newPolicy(w.Rand, "group", 5*ms)
-	g, err := throttle.NewGroup(p, store)
+	g, err := throttle.NewGroup(p, store, throttle.GroupOptions{})
 	if err != nil {
 		w.fail("NewGroup: %v", err)
 		return
@@ -494,7 +494,7 @@ func (w *panicWorld) request(c *stormCaller) {
 		}
 	case 3:
 		var p *throttle.Permit
-		p, err = c.handle.TryAcquire(c.cost)
+		p, err = c.handle.TryAcquire(ctx, c.cost)
 		defer p.Release()
 		if err == nil {
 			w.usePermit(c, p)
@@ -696,7 +696,7 @@ func (w *panicWorld) check() {
 		if h.isClosed() {
 			continue
 		}
-		p, err := h.TryAcquire(h.capacity())
+		p, err := h.TryAcquire(context.Background(), h.capacity())
 		if err != nil {
 			w.fail("handle %d: a request of %v is refused by an unused quota: %v; bugs in %v", i, h.capacity(), err, w.fired)
 		}

@@ -280,7 +280,7 @@ func (w *policyWorld) request(c *policyCaller) {
 		return
 	case 4:
 		var err error
-		if p, err = c.handle.TryAcquire(c.cost); err != nil {
+		if p, err = c.handle.TryAcquire(ctx, c.cost); err != nil {
 			return
 		}
 	default:
@@ -364,7 +364,7 @@ func (w *policyWorld) check() {
 	}
 	for i, h := range w.handles {
 		c := capacity(h.quotas)
-		p, err := h.TryAcquire(c)
+		p, err := h.TryAcquire(context.Background(), c)
 		if err != nil {
 			w.fail("%s, handle %d: a request of %v is refused by an unused quota: %v", w.kind, i, c, err)
 		}

@@ -52,7 +52,7 @@ func testTenants(t *testing.T, own, shared throttle.Tier, s throttle.Store, minA
 	api := throttletest.New(shared)
 	tenants := make(map[string]*throttletest.Provider)
 	ip := mustNew(t, throttle.Policy{Name: "ip", Tiers: []throttle.Tier{shared}}, s)
-	g, err := throttle.NewGroup(throttle.Policy{Name: "tenant", Tiers: []throttle.Tier{own}}, s)
+	g, err := throttle.NewGroup(throttle.Policy{Name: "tenant", Tiers: []throttle.Tier{own}}, s, throttle.GroupOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -52,7 +52,6 @@ func (q *Queue) stepBack(w *waiter) {
 	q.stale = append(q.stale, w)
 	q.letAskAgain()
 	q.cancelBehind(w)
-	q.reconcile(time.Now(), nil)
 }
 
 // insert inserts a waiter that was away.
@@ -193,23 +192,4 @@ func (q *Queue) expelAway(err error) {
 	for _, w := range q.away.all() {
 		q.refuseAway(w, err)
 	}
-}
-
-// renewAway makes the requests of the waiters that are away anew.
-func (q *Queue) renewAway() {
-	all := q.away.all()
-	kept := all[:0]
-	q.away.build(nil)
-	for _, w := range all {
-		if err := w.renew(q.config.Owner); err != nil {
-			w.refusal = err
-			q.waiting.Add(-1)
-			w.out.Store(true)
-			w.recall()
-			continue
-		}
-		w.rank = q.naturalRank(&w.newcomer)
-		kept = append(kept, w)
-	}
-	q.away.build(kept)
 }

@@ -38,7 +38,7 @@ type benchQueue struct {
 
 func newBenchQueue(b *testing.B, m mix, n int) *benchQueue {
 	quota := quotaOf(b, algorithms.Tier{Limit: 1000, Window: 100 * time.Hour})
-	h := &benchQueue{Queue: New(Config{Quota: quota, Aging: time.Minute}), mix: m, random: rand.New(rand.NewPCG(1, 2))}
+	h := &benchQueue{Queue: New(complete(Config{Quota: quota, Aging: time.Minute})), mix: m, random: rand.New(rand.NewPCG(1, 2))}
 	for range 1000 {
 		if d, _ := quota.TryAcquire(context.Background(), ticket().Request); d.Verdict != store.Admitted {
 			b.Fatal(d)
@@ -173,7 +173,7 @@ func BenchmarkEnd(b *testing.B) {
 			for range b.N {
 				b.StopTimer()
 				quota := quotaOf(b, algorithms.Tier{Limit: 1, Window: time.Hour, Algorithm: algorithms.GCRA})
-				q := New(Config{Quota: quota})
+				q := New(complete(Config{Quota: quota}))
 				ctx, cancel := context.WithCancel(context.Background())
 				done := make(chan error, n)
 				began := time.Now()

@@ -94,6 +94,8 @@ func (*fake) Pause(context.Context, store.Pause) (store.Paused, error) {
 func (*fake) Resume(context.Context) error                 { panic("not used by a queue") }
 func (*fake) Status(context.Context) (store.Status, error) { panic("not used by a queue") }
 func (*fake) Close()                                       { panic("not used by a queue") }
+func (*fake) Forecast() store.Forecast                     { return nil }
+func (*fake) Soonest([]int64, int64) (time.Duration, int)  { return 0, -1 }
 
 // later returns a quota that never admits and returns a wait.
 func later(wait time.Duration) *fake {
@@ -121,6 +123,8 @@ type question struct {
 	done     func([]store.Decision, error)
 }
 
+var _ store.Reserver = (*reserver)(nil)
+
 // A reserver is a fake that reserves times. The test answers its questions.
 type reserver struct {
 	fake
@@ -142,6 +146,8 @@ func (f *reserver) Cancel(unused []store.Decision) {
 	defer f.mu.Unlock()
 	f.canceled = append(f.canceled, unused...)
 }
+
+func (*reserver) Leave() {}
 
 // next returns the oldest question without an answer.
 func (f *reserver) next(t *testing.T) question {
@@ -256,9 +262,20 @@ func quotaOf(t testing.TB, tiers ...algorithms.Tier) store.Quota {
 	if err != nil {
 		t.Fatal(err)
 	}
-	quota, err := local.New().Open("", plan)
+	quota, err := local.New().Open("", plan, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return quota
+}
+
+func (f *reserver) Trip(context.Context) time.Duration { return 0 }
+
+func (f *reserver) IsVoid(store.Decision) bool { return false }
+
+// complete adds what the quota of a configuration implements.
+func complete(c Config) Config {
+	c.Reserver, _ = c.Quota.(store.Reserver)
+	c.Fast, _ = c.Quota.(store.FastQuota)
+	return c
 }

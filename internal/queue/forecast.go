@@ -79,11 +79,7 @@ func (f *forecasts) drop() { f.current, f.next = nil, nil }
 // makeForecast returns a new forecast for newcomers of a cost, or nil if the quota has none. It
 // counts waiters that are asked for as already charged.
 func (q *Queue) makeForecast(cost []int64, now time.Time) *forecast {
-	quota, ok := q.config.Quota.(store.Forecaster)
-	if !ok {
-		return nil
-	}
-	f := &forecast{Forecast: quota.Forecast(), made: now, admitted: -len(q.asking) - len(q.stale), cost: make([]int64, len(cost))}
+	f := &forecast{Forecast: q.config.Quota.Forecast(), made: now, admitted: -len(q.asking) - len(q.stale), cost: make([]int64, len(cost))}
 	if f.Forecast == nil {
 		return nil
 	}
@@ -177,10 +173,7 @@ func (q *Queue) expected(w *newcomer, ahead int, sum []int64, steps int, now tim
 // soonest returns a lower bound of the wait of a request that finds no queue, and the tier that
 // decides. The queue does not watch the quota then, so the bound is never kept.
 func (q *Queue) soonest(w *newcomer, now time.Time) (wait time.Duration, tier int) {
-	quota, ok := q.config.Quota.(store.Forecaster)
-	if !ok {
-		return 0, -1
-	}
+	quota := q.config.Quota
 	wait, tier = quota.Soonest(w.Request.Cost, 0)
 	if old := w.Since.Add(q.config.Aging).Sub(now); q.yields(w) && wait < old {
 		if leaving, decides := quota.Soonest(w.Request.Cost, int64(q.config.Headroom)); leaving > wait {

@@ -19,7 +19,7 @@ func bucket(limit, burst int64) algorithms.Tier {
 // count it as a large one.
 func TestForecastOtherCostAdmitted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := New(Config{Quota: quotaOf(t, bucket(1000, 100))})
+		q := New(complete(Config{Quota: quotaOf(t, bucket(1000, 100))}))
 		begin := time.Now()
 		<-join(q, ticket(100)).done // no token is left
 		join(q, ticket(100).until(begin.Add(time.Hour)))
@@ -39,7 +39,7 @@ func TestForecastOtherCostAdmitted(t *testing.T) {
 func TestForecastAfterOtherCost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		window := algorithms.Tier{Limit: 2, Window: sec, Algorithm: algorithms.FixedWindow}
-		q := New(Config{Quota: quotaOf(t, window)})
+		q := New(complete(Config{Quota: quotaOf(t, window)}))
 		time.Sleep(time.Until(time.Now().Truncate(sec).Add(sec)))
 		begin := time.Now()
 		<-join(q, ticket(2)).done
@@ -67,7 +67,7 @@ func TestForecastAfterOtherCost(t *testing.T) {
 func TestForecastWithoutWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := quotaOf(t, bucket(10, 10))
-		q := New(Config{Quota: quota})
+		q := New(complete(Config{Quota: quota}))
 		if _, err := quota.Pause(context.Background(), store.Pause{For: time.Hour}); err != nil {
 			t.Fatal(err)
 		}
@@ -92,6 +92,61 @@ func TestForecastWithoutWaiters(t *testing.T) {
 	})
 }
 
+// TestForecastWhileAsking tests a newcomer that joins while the caller ahead is asking, because the quota may
+// have charged that already. If it has not, the newcomer is late, and is refused with the reply.
+func TestForecastWhileAsking(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := quotaOf(t, bucket(1, 1))
+		q, begin := New(complete(Config{Quota: quota})), time.Now()
+		<-join(q, ticket()).done
+		slow := ticket()
+		slow.Ask = asks(func(ctx context.Context, turn Turn) (store.Decision, error) {
+			time.Sleep(100 * ms)
+			return quota.TryAcquire(ctx, turn.Request)
+		})
+		first := join(q, slow)
+		newcomer := join(q, ticket().until(begin.Add(1500*ms)))
+		if newcomer.ended() {
+			t.Fatalf("refused before the reply: %v", newcomer.err)
+		}
+		time.Sleep(100 * ms)
+		if !newcomer.isRefused(Late) {
+			t.Errorf("after the reply: %v, want it refused", newcomer.err)
+		}
+		<-first.done
+	})
+}
+
+// TestForecastAhead tests that a forecast counts the callers ahead, but not one that is asking with an Ask
+// of its own, and so waits elsewhere.
+func TestForecastAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		for _, c := range []struct {
+			quota store.Quota
+			first Ticket
+			class Class
+			ahead int
+		}{
+			{later(sec), blocks(&calls), Normal, 1},
+			{later(sec), blocks(&calls), Interactive, 0},
+			{later(sec), ticket(), Normal, 2},
+			{new(reserver), ticket(), Normal, 2},
+			{new(reserver), ticket(), Interactive, 0},
+		} {
+			q := New(complete(Config{Quota: c.quota, Aging: time.Minute}))
+			callers := []*caller{join(q, c.first), join(q, ticket())}
+			if got := q.Forecast(ticket().of(c.class)).Ahead; got != [3]int{Normal: c.ahead} {
+				t.Errorf("%T, own Ask %v, class %d: %v are ahead, want %d", c.quota, c.first.Ask != nil, c.class, got, c.ahead)
+			}
+			for _, w := range callers {
+				w.cancel()
+				<-w.done
+			}
+		}
+	})
+}
+
 // A counting quota counts the calls of its forecasts.
 type counting struct {
 	store.Quota
@@ -105,12 +160,12 @@ type countingForecast struct {
 
 func (c *counting) Forecast() store.Forecast {
 	c.made++
-	return countingForecast{c.Quota.(store.Forecaster).Forecast(), c}
+	return countingForecast{c.Quota.Forecast(), c}
 }
 
 func (c *counting) Soonest(cost []int64, headroom int64) (time.Duration, int) {
 	c.soonest++
-	return c.Quota.(store.Forecaster).Soonest(cost, headroom)
+	return c.Quota.Soonest(cost, headroom)
 }
 
 func (f countingForecast) Next(r store.Request) (time.Duration, int) {
@@ -135,7 +190,7 @@ func TestRefusalWork(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				quota := &counting{Quota: quotaOf(t, bucket(5, 5))}
-				h.Queue, h.random = New(Config{Quota: quota, Aging: time.Minute}), rand.New(rand.NewPCG(1, 2))
+				h.Queue, h.random = New(complete(Config{Quota: quota, Aging: time.Minute})), rand.New(rand.NewPCG(1, 2))
 				for range waiting {
 					h.join(t)
 				}

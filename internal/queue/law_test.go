@@ -122,7 +122,7 @@ func (g *client) admitted() bool { return g.err == nil }
 func (p *workload) run(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := &noisy{Quota: quotaOf(t, p.tiers...)}
-		q := New(Config{Quota: quota, Aging: p.aging})
+		q := New(complete(Config{Quota: quota, Aging: p.aging}))
 		begin := time.Now()
 		var all sync.WaitGroup
 		for i := range p.clients {
@@ -174,12 +174,6 @@ type noisy struct {
 	mu      sync.Mutex // guards all below
 	changed func(store.Change, time.Duration)
 	asked   int
-}
-
-func (n *noisy) Forecast() store.Forecast { return n.Quota.(store.Forecaster).Forecast() }
-
-func (n *noisy) Soonest(cost []int64, headroom int64) (time.Duration, int) {
-	return n.Quota.(store.Forecaster).Soonest(cost, headroom)
 }
 
 func (n *noisy) TryAcquire(ctx context.Context, r store.Request) (store.Decision, error) {

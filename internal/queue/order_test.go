@@ -15,7 +15,7 @@ import (
 // queuesOf returns n queues of one quota.
 func queuesOf(quota store.Quota, n int) (all []*Queue) {
 	for o := new(order.Order); n > 0; n-- {
-		all = append(all, New(Config{Quota: quota, Order: o, Aging: sec}))
+		all = append(all, New(complete(Config{Quota: quota, Order: o, Aging: sec})))
 	}
 	return all
 }

@@ -2,7 +2,7 @@
 // charges a caller only when it admits the caller. A canceled caller leaves no trace.
 //
 // The first caller asks the quota and sleeps until the time in the reply. The others sleep until
-// they are first. If the quota is a store.Reserver, the queue reserves times for many callers at
+// they are first. If the quota reserves times, the queue reserves times for many callers at
 // once. Joining and leaving take O(log n).
 package queue
 
@@ -38,7 +38,11 @@ type Config struct {
 	// configuration of the successor. If nil, nothing is called.
 	Replanned func()
 	// Quota decides. The queue watches it while callers wait.
-	Quota store.Quota
+	Quota Quota
+	// Reserver reserves times in the quota. If nil, the quota reserves none.
+	Reserver store.Reserver
+	// Fast is the quota if it does not block. If nil, it may block.
+	Fast store.FastQuota
 	// Order is the order of this queue and others of the same quota. If nil, the quota has no other
 	// queues, or it reserves times.
 	Order *order.Order
@@ -55,10 +59,18 @@ type Config struct {
 	Guard func() time.Duration
 }
 
+// A Quota is what a queue asks: a store.Quota, or several together.
+type Quota interface {
+	TryAcquire(context.Context, store.Request) (store.Decision, error)
+	Watch(changed func(store.Change, time.Duration)) (stop func())
+	Forecast() store.Forecast
+	Soonest(cost []int64, headroom int64) (wait time.Duration, tier int)
+}
+
 // Same is implemented by a quota that may reserve in the same quotas as another one.
 type Same interface {
 	// ReservesAs reports whether reservations of the other quota are as good as its own.
-	ReservesAs(store.Quota) bool
+	ReservesAs(Quota) bool
 }
 
 // A Queue is a waiting queue for one quota. It is safe for concurrent use.
@@ -72,8 +84,6 @@ type Queue struct {
 	config Config
 	// reserver is the quota if it reserves times, and nil otherwise.
 	reserver store.Reserver
-	// recheck is the longest time until the quota is asked again.
-	recheck time.Duration
 	// fast is the quota if it does not block, and nil otherwise.
 	fast store.FastQuota
 	// place is the place of the queue in Config.Order. It is the place of the waiter ahead, which had
@@ -108,8 +118,8 @@ type Queue struct {
 
 	// retryWaiter is the waiter that must ask again, by the last reply.
 	retryWaiter *waiter
-	// lastReplyAt is when the quota last replied.
-	lastReplyAt time.Time
+	// askedAt is when the call that is under way began, and lastReplyAt when the quota last replied.
+	askedAt, lastReplyAt time.Time
 	// nextAskAt is when to ask again if retryWaiter is the first waiter without a time, and readyAt
 	// when the quota admits it at the soonest.
 	nextAskAt, readyAt time.Time
@@ -198,12 +208,7 @@ func (q *Queue) set(c Config) {
 	}
 	q.config = c
 	q.forecasts.drop()
-	q.reserver, _ = c.Quota.(store.Reserver)
-	q.fast, _ = c.Quota.(store.FastQuota)
-	q.recheck = forever
-	if r, ok := c.Quota.(store.Rechecker); ok {
-		q.recheck = r.Recheck()
-	}
+	q.reserver, q.fast = c.Reserver, c.Fast
 	q.batchSize = minBatch
 }
 
@@ -270,7 +275,7 @@ type Ticket struct {
 	Since time.Time
 	// Ask asks for the request when it is first, in the caller's goroutine. It may block until its
 	// context ends. The queue cancels that context when the order changes or the quota is paused,
-	// and then asks again. The queue does not use Ask for a store.Reserver. If nil, Config.Quota's
+	// and then asks again. The queue does not use Ask if it has a Reserver. If nil, Config.Quota's
 	// TryAcquire.
 	Ask func(context.Context, Turn) (Result, error)
 	// Recost returns the cost of the request, which may change while it waits, or nil if it has not
@@ -280,8 +285,12 @@ type Ticket struct {
 	// Joined is called when the caller has joined, in its goroutine, with the number of others in the
 	// queue. If nil, nothing is called.
 	Joined func(others int)
-	// Hold is used with quotas that reserve times.
-	Hold
+	// Lead is how long before its reserved time Wait returns. If zero, Wait returns at that time.
+	Lead time.Duration
+	// Hold is the Hold of the request, see store.WaitSpec.
+	Hold time.Duration
+	// Longer is by how much longer than Config.Guard the request counts.
+	Longer time.Duration
 
 	// place is the caller's number in the order of joining. If zero, it joins now.
 	place uint64
@@ -305,19 +314,6 @@ type Turn struct {
 	// StepBack ends what StepAside began. Ask calls it when this quota does not admit the caller, before
 	// it gives back what another quota has admitted: others may take that at once.
 	StepBack func()
-}
-
-// A Hold describes how a caller waits that needs the same time of several quotas.
-type Hold struct {
-	// Lead is how long before its reserved time Wait returns. The caller waits for the rest itself.
-	// If zero, Wait returns at the reserved time.
-	Lead time.Duration
-	// Ahead is the least distance of the reserved time from now. If zero, any.
-	Ahead time.Duration
-	// NotBefore is the earliest useful time. If zero, any time is useful.
-	NotBefore time.Time
-	// AskAt is when to ask for the time, for all callers in the queue by then. If zero, at once.
-	AskAt time.Time
 }
 
 // reportJoined calls Ticket.Joined, and returns what the waiter does next. If Joined panics, the
@@ -385,6 +381,22 @@ func (q *Queue) sleep(ctx context.Context, w *waiter, do action) {
 		q.timersLate.Store(time.Since(start) > max(0, do.wait))
 	case <-w.wake:
 	case <-ctx.Done():
+	}
+}
+
+// SleepUntil sleeps until a time, for a caller that has left its queue before. It ends with the context.
+func SleepUntil(ctx context.Context, at time.Time) error {
+	left := time.Until(at)
+	if left <= 0 {
+		return ctx.Err()
+	}
+	t := time.NewTimer(left)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 
@@ -473,7 +485,7 @@ func (w *newcomer) renew(owner any) (err error) {
 
 // rank returns the rank of a newcomer. Reserved times match the costs of the first waiters, in
 // their order. A newcomer that would overtake one of these waiters is placed behind all of them if
-// it has another cost or a NotBefore, because it could not use their times.
+// it has another cost or Hold, because it could not use their times.
 func (q *Queue) rank(w *newcomer) time.Time {
 	rank := q.naturalRank(w)
 	if q.reserver == nil {
@@ -487,7 +499,7 @@ func (q *Queue) rank(w *newcomer) time.Time {
 		return rank // the newcomer is behind all of them
 	}
 	for n := len(q.reserved) + len(q.asking); n > 0 && timed != nil; n-- {
-		if !timed.before(rank, math.MaxUint64) && (!w.Hold.NotBefore.IsZero() || !equal(timed.Request.Cost, w.Request.Cost)) {
+		if !timed.before(rank, math.MaxUint64) && (timed.Hold < w.Hold || !equal(timed.Request.Cost, w.Request.Cost)) {
 			if last := q.waiters.at(len(q.reserved) + len(q.asking) - 1); last != nil {
 				return last.rank
 			}
@@ -524,10 +536,7 @@ func (q *Queue) add(w *waiter) {
 // spec returns how a waiter's request waits from now on. A Batch request yields until it has waited
 // for Aging.
 func (q *Queue) spec(w *waiter, now time.Time) *store.WaitSpec {
-	s := &store.WaitSpec{MaxWait: max(0, w.timeLeft(now)), NotBefore: w.Hold.NotBefore}
-	if w.Hold.Ahead > 0 {
-		s.NotBefore = now.Add(w.Hold.Ahead)
-	}
+	s := &store.WaitSpec{MaxWait: max(0, w.timeLeft(now)), Hold: w.Hold}
 	if old := w.Since.Add(q.config.Aging); w.Class == Batch && old.After(now) {
 		s.YieldFor, s.Headroom = old.Sub(now), int64(q.config.Headroom)
 	}
@@ -562,8 +571,8 @@ func (q *Queue) next(w *waiter) action {
 	}
 	wait, asks := forever, false
 	switch {
-	case w.out.Load() || q.reserver == nil && q.isAsked(w) && w.hasGivenUp(now):
-		return action{wait: forever} // it has been woken, or will be with the reply
+	case w.out.Load():
+		return action{wait: forever} // it has been woken
 	case len(q.asking) == 0 && w == q.firstUnreserved() && q.chooseAsking(now):
 		return action{ask: true, generation: q.generation}
 	case w.hasGivenUp(now):
@@ -571,7 +580,7 @@ func (q *Queue) next(w *waiter) action {
 		q.reconcile(now, nil)
 		return action{wait: forever}
 	case len(q.reserved) > 0 && w == q.waiters.first():
-		wait = q.reserved[0].Reservation.Start.Sub(now) - w.Hold.Lead
+		wait = q.reserved[0].Reservation.Start.Sub(now) - w.Lead
 	case len(q.asking) == 0 && w == q.firstUnreserved() && q.isOurTurn():
 		wait, asks = q.askTime(w).Sub(now), q.reserver == nil
 	}
@@ -581,16 +590,25 @@ func (q *Queue) next(w *waiter) action {
 	return action{wait: wait, asks: asks}
 }
 
-// late returns the refusal of a waiter that gives up. While the store is unavailable, that is the
+// late returns the refusal of a waiter that gives up. While the store does not answer, that is the
 // reason.
 func (q *Queue) late(w *waiter, now time.Time) *Refusal {
-	if q.storeErr != nil {
+	if q.storeErr != nil || q.isUnanswered(w) {
 		return q.unavailable(context.DeadlineExceeded)
 	}
 	sum := make([]int64, len(w.Request.Cost))
 	ahead := q.waiters.index(w, sum)
 	wait, tier := q.expected(&w.newcomer, ahead, sum, 0, now)
 	return &Refusal{Reason: Late, Tier: tier, Wait: wait, Ahead: ahead}
+}
+
+// silence is how long a call of a shared store takes if the store does not answer.
+const silence = time.Second
+
+// isUnanswered reports whether a call of a shared store is under way, and the store has not answered since
+// the waiter joined, or does not answer that call.
+func (q *Queue) isUnanswered(w *waiter) bool {
+	return q.fast == nil && len(q.asking) > 0 && (q.lastReplyAt.Before(w.Since) || time.Since(q.askedAt) >= silence)
 }
 
 func (q *Queue) isAsked(w *waiter) bool {
@@ -610,7 +628,7 @@ func (q *Queue) quit(w *waiter, err error) (Result, error) {
 	if w.out.Load() {
 		return w.result()
 	}
-	if q.storeErr != nil {
+	if q.storeErr != nil || err == context.DeadlineExceeded && q.isUnanswered(w) {
 		err = q.unavailable(err)
 	}
 	wasFirst := w == q.waiters.first()
@@ -664,8 +682,8 @@ func (q *Queue) unlink(w *waiter) {
 func (q *Queue) stopIfEmpty() {
 	if q.isEmpty() && q.unwatch != nil {
 		q.stopWatching()
-		if l, ok := q.config.Quota.(store.Leaver); ok {
-			l.Leave()
+		if q.reserver != nil {
+			q.reserver.Leave()
 		}
 	}
 }
@@ -713,7 +731,7 @@ func (q *Queue) reconcile(now time.Time, self *waiter) {
 // headIsDue reports whether the reserved time of the first waiter has come.
 func (q *Queue) headIsDue(now time.Time) bool {
 	first := q.waiters.first()
-	return first != nil && !first.joining && len(q.reserved) > 0 && !q.reserved[0].Reservation.Start.After(now.Add(first.Hold.Lead))
+	return first != nil && !first.joining && len(q.reserved) > 0 && !q.reserved[0].Reservation.Start.After(now.Add(first.Lead))
 }
 
 // isFull reports whether the last waiter has to leave. All may stay while a store has not answered,
@@ -876,26 +894,13 @@ func (q *Queue) Replace(c Config) {
 	if !q.reservesAs(c) {
 		q.interrupt()
 	}
-	waiters := q.waiters.all()
 	if !q.isEmpty() {
 		q.stopWatching()
 	}
 	q.set(c)
 	q.storeErr, q.nextAskAt, q.retryWaiter = nil, time.Time{}, nil
-	kept := waiters[:0]
-	for _, w := range waiters {
-		if err := w.renew(c.Owner); err != nil {
-			w.refusal = err
-			q.waiting.Add(-1)
-			w.out.Store(true)
-			w.wakeUp()
-			continue
-		}
-		w.rank = q.naturalRank(&w.newcomer)
-		kept = append(kept, w)
-	}
-	q.waiters.build(kept)
-	q.renewAway()
+	q.renew(&q.waiters)
+	q.renew(&q.away)
 	q.takePlace()
 	if q.isEmpty() {
 		return
@@ -907,4 +912,25 @@ func (q *Queue) Replace(c Config) {
 	}
 	q.review(now, q.steps(now))
 	q.reconcile(now, nil)
+}
+
+// renew makes the requests of the waiters of a tree anew, and refuses those for which that fails.
+func (q *Queue) renew(t *tree) {
+	all := t.all()
+	kept := all[:0]
+	for _, w := range all {
+		if err := w.renew(q.config.Owner); err != nil {
+			w.refusal = err
+			q.waiting.Add(-1)
+			w.out.Store(true)
+			w.wakeUp()
+			if w.recall != nil {
+				w.recall()
+			}
+			continue
+		}
+		w.rank = q.naturalRank(&w.newcomer)
+		kept = append(kept, w)
+	}
+	t.build(kept)
 }

@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -19,7 +20,7 @@ import (
 func TestNewcomerTakesReservedTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
-		q := New(Config{Quota: quota, Aging: time.Hour})
+		q := New(complete(Config{Quota: quota, Aging: time.Hour}))
 		last := ticket().of(Batch)
 		batch, do, _, err := q.enter(context.Background(), last)
 		if err != nil || !do.ask {
@@ -43,7 +44,7 @@ func TestNewcomerTakesReservedTime(t *testing.T) {
 // Recost leaves a queue that works.
 func TestRecost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := New(Config{Quota: quotaOf(t, algorithms.Tier{Limit: 10, Window: 10 * sec, Algorithm: algorithms.GCRA, Burst: 10})})
+		q := New(complete(Config{Quota: quotaOf(t, algorithms.Tier{Limit: 10, Window: 10 * sec, Algorithm: algorithms.GCRA, Burst: 10})}))
 		<-join(q, ticket(10)).done
 		var price atomic.Int64
 		price.Store(10)
@@ -55,8 +56,8 @@ func TestRecost(t *testing.T) {
 		first, second, fixed := join(q, priced()), join(q, priced()), join(q, ticket(10))
 		price.Store(1)
 		time.Sleep(10 * sec)
-		if !first.ended() || !second.ended() || fixed.ended() {
-			t.Errorf("after 10 s the first two ended: %v, %v; the third: %v", first.ended(), second.ended(), fixed.ended())
+		if !first.ended() || !second.ended() || fixed.ended() || !equal(first.result.Cost, cost(1)) {
+			t.Errorf("after 10 s the first two ended: %v, %v; the third: %v; the first was charged %v", first.ended(), second.ended(), fixed.ended(), first.result.Cost)
 		}
 		time.Sleep(2 * sec)
 		if !fixed.ended() {
@@ -83,7 +84,7 @@ func TestRecost(t *testing.T) {
 // refused itself. The next waiter must then ask.
 func TestReviewWakesNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := New(Config{Quota: quotaOf(t, algorithms.Tier{Limit: 1, Window: sec, Algorithm: algorithms.GCRA}), Aging: 10 * sec})
+		q := New(complete(Config{Quota: quotaOf(t, algorithms.Tier{Limit: 1, Window: sec, Algorithm: algorithms.GCRA}), Aging: 10 * sec}))
 		now := time.Now()
 		<-join(q, ticket()).done
 		late := join(q, ticket().until(now.Add(1500*ms)))
@@ -112,15 +113,15 @@ func TestReviewWakesNext(t *testing.T) {
 func TestReservedAtOnceForCanceled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
-		q := New(Config{Quota: quota})
+		q := New(complete(Config{Quota: quota}))
 		gone := join(q, ticket())
 		question := quota.next(t)
 		other := join(q, ticket())
 		gone.cancel()
 		<-gone.done
 		question.done([]store.Decision{{Verdict: store.Admitted}}, nil)
-		if n := q.Len(); n != 1 {
-			t.Fatalf("Len is %d, want 1", n)
+		if n := q.Len(); n != 1 || len(quota.canceled) != 1 {
+			t.Fatalf("Len is %d, %d canceled, want 1 and 1", n, len(quota.canceled))
 		}
 		question = quota.next(t)
 		question.done(quota.at(question, 0), nil)
@@ -134,7 +135,7 @@ func TestReservedAtOnceForCanceled(t *testing.T) {
 // turn comes.
 func TestGiveUpOvertaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := New(Config{Quota: later(20 * sec), Aging: time.Hour})
+		q := New(complete(Config{Quota: later(20 * sec), Aging: time.Hour}))
 		begin := time.Now()
 		batch := join(q, ticket().of(Batch).until(begin.Add(sec)))
 		users := []*caller{join(q, ticket().of(Interactive)), join(q, ticket().of(Interactive))}
@@ -156,7 +157,7 @@ func TestGiveUpWithContext(t *testing.T) {
 		for range 100 {
 			synctest.Test(t, func(t *testing.T) {
 				quota := later(wait)
-				q := New(Config{Quota: quota})
+				q := New(complete(Config{Quota: quota}))
 				end := time.Now().Add(sec)
 				ctx, cancel := context.WithDeadline(context.Background(), end)
 				defer cancel()
@@ -180,7 +181,7 @@ func TestGiveUpWithContext(t *testing.T) {
 // behind it.
 func TestMaxQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := New(Config{Quota: later(store.Forever), Aging: time.Minute, MaxQueue: 3})
+		q := New(complete(Config{Quota: later(store.Forever), Aging: time.Minute, MaxQueue: 3}))
 		var batch, users []*caller
 		for range 5 {
 			batch = append(batch, join(q, ticket().of(Batch)))
@@ -212,12 +213,139 @@ func TestMaxQueue(t *testing.T) {
 	})
 }
 
+// TestMaxQueueWhileAsking tests that a queue counts its callers while a call is under way. A queue whose
+// quota reserves times does not: the reply may admit all of them at once.
+func TestMaxQueueWhileAsking(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls, quota := 0, new(reserver)
+		for _, c := range []struct {
+			quota store.Quota
+			first Ticket
+			full  bool
+		}{{later(sec), blocks(&calls), true}, {quota, ticket(), false}} {
+			q := New(complete(Config{Quota: c.quota, MaxQueue: 1}))
+			first, second := join(q, c.first), join(q, ticket())
+			if r := (*Refusal)(nil); errors.As(second.err, &r) && r.Ahead != 1 {
+				t.Errorf("%d callers are ahead, want 1", r.Ahead)
+			}
+			if first.ended() || second.isRefused(Full) != c.full {
+				t.Errorf("%T: the first caller ended: %v; the second is refused: %v, want %v", c.quota, first.ended(), second.err, c.full)
+			}
+			first.cancel()
+			second.cancel()
+		}
+	})
+}
+
+// TestOvertakeAtOtherCost tests that a caller of a higher class goes before one that is asking,
+// whatever they cost.
+func TestOvertakeAtOtherCost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		q := New(complete(Config{Quota: every(sec), Aging: time.Hour}))
+		batch := join(q, blocks(&calls).of(Batch))
+		if user := join(q, ticket(2).of(Interactive)); !user.ended() || user.err != nil || batch.ended() {
+			t.Errorf("the user has ended: %v, %v; the Batch caller: %v", user.ended(), user.err, batch.ended())
+		}
+		batch.cancel()
+	})
+}
+
+// TestPauseRefusesLate tests that a pause refuses at once the callers that it makes late, and nobody
+// else: every other caller would be late by a millisecond, behind those that stay.
+func TestPauseRefusesLate(t *testing.T) {
+	for late := range 2 { // the first caller that is
+		synctest.Test(t, func(t *testing.T) {
+			quota := quotaOf(t, bucket(1, 1))
+			q, begin := New(complete(Config{Quota: quota})), time.Now()
+			<-join(q, ticket()).done
+			var all []*caller
+			for i := range 13 {
+				end := begin.Add(time.Duration(8+i/2) * sec)
+				if i%2 == late {
+					end = begin.Add(time.Duration(8+(i+late)/2)*sec - ms)
+				}
+				all = append(all, join(q, ticket().until(end)))
+			}
+			if _, err := quota.Pause(t.Context(), store.Pause{For: 8 * sec}); err != nil {
+				t.Fatal(err)
+			}
+			for i, c := range all {
+				if refused := c.isRefused(Late); refused != (i%2 == late) || !refused && c.ended() {
+					t.Errorf("caller %d has ended: %v, %v", i, c.ended(), c.err)
+				}
+			}
+			for i, c := range all {
+				if <-c.done; c.err != nil && i%2 != late {
+					t.Errorf("caller %d: %v", i, c.err)
+				}
+			}
+		})
+	}
+}
+
+// TestVerdicts tests that a caller is refused for the reason that the quota gives.
+func TestVerdicts(t *testing.T) {
+	for verdict, reason := range map[store.Verdict]Reason{store.Closed: Banned, store.Exhausted: Exhausted, store.Late: Late} {
+		synctest.Test(t, func(t *testing.T) {
+			q := New(Config{Quota: &fake{reply: func(context.Context, store.Request) (store.Decision, error) {
+				return store.Decision{Verdict: verdict, Wait: sec, Tier: 1}, nil
+			}}})
+			c := join(q, ticket())
+			var r *Refusal
+			if !c.isRefused(reason) || !errors.As(c.err, &r) || r.Wait != sec || r.Tier != 1 || r.Ahead != 0 {
+				t.Errorf("verdict %d: %v, want reason %d", verdict, c.err, reason)
+			}
+			c.cancel()
+		})
+	}
+}
+
+// TestAdmittedNamesTier tests that the admission of a caller that had to wait names the tier it waited for.
+func TestAdmittedNamesTier(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		replies := []store.Decision{{Wait: sec, Tier: 1}, {Verdict: store.Admitted, Tier: -1}}
+		q := New(Config{Quota: &fake{reply: func(context.Context, store.Request) (store.Decision, error) {
+			d := replies[0]
+			replies = replies[1:]
+			return d, nil
+		}}})
+		c := join(q, ticket())
+		if <-c.done; c.err != nil || c.result.Tier != 1 {
+			t.Errorf("tier %d, %v, want tier 1", c.result.Tier, c.err)
+		}
+	})
+}
+
+// TestReviewAfterAdmissions tests that a caller that was overtaken is refused once a newcomer is late
+// because of it, also by a forecast that was made before the last admissions.
+func TestReviewAfterAdmissions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := quotaOf(t, algorithms.Tier{Limit: 5, Window: 100 * ms, Algorithm: algorithms.FixedWindow})
+		q, begin := New(complete(Config{Quota: quota, Aging: time.Minute})), time.Now()
+		for range 7 { // one in each window
+			join(q, ticket(3).until(begin.Add(time.Hour)))
+		}
+		time.Sleep(350 * ms)
+		overtaken := join(q, ticket(3).until(begin.Add(750*ms)))
+		join(q, ticket(3).of(Interactive))
+		if overtaken.ended() {
+			t.Fatal("refused before a newcomer is late")
+		}
+		newcomer := join(q, ticket(3).until(begin.Add(760*ms)))
+		if !overtaken.isRefused(Late) || !newcomer.isRefused(Late) {
+			t.Errorf("the overtaken caller: %v; the newcomer: %v, want both late", overtaken.err, newcomer.err)
+		}
+		time.Sleep(sec)
+	})
+}
+
 // TestCloseRefusesAll tests that Close refuses the waiting callers, the caller that asks, and
 // newcomers.
 func TestCloseRefusesAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
-		q := New(Config{Quota: later(sec)})
+		q := New(complete(Config{Quota: later(sec)}))
 		all := []*caller{join(q, blocks(&calls)), join(q, ticket()), join(q, ticket())}
 		q.Close()
 		for i, c := range append(all, join(q, ticket()), joinCtx(context.Background(), q, ticket())) {
@@ -237,7 +365,7 @@ func TestCancelStorm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 2000
 		quota := &noisy{Quota: quotaOf(t, bucket(10, 1))}
-		q := New(Config{Quota: quota})
+		q := New(complete(Config{Quota: quota}))
 		begin := time.Now()
 		first := join(q, ticket())
 		var stay []*caller
@@ -268,7 +396,7 @@ func TestRecall(t *testing.T) {
 	for seed := range uint64(soak.Times(200)) {
 		synctest.Test(t, func(t *testing.T) {
 			r := &blockingCallers{random: rand.New(rand.NewPCG(seed, 5)), quota: later(store.Forever)}
-			r.queue = New(Config{Quota: r.quota, Aging: time.Duration(r.random.IntN(3)) * 10 * ms})
+			r.queue = New(complete(Config{Quota: r.quota, Aging: time.Duration(r.random.IntN(3)) * 10 * ms}))
 			for range 30 {
 				for range 1 + r.random.IntN(3) { // at the same time
 					r.act()
@@ -377,7 +505,7 @@ func (r *blockingCallers) check(t *testing.T) {
 
 // TestLeavingWakesNobody checks that a caller that leaves wakes another only if that is then first.
 func TestLeavingWakesNobody(t *testing.T) {
-	q := New(Config{Quota: later(time.Hour)})
+	q := New(complete(Config{Quota: later(time.Hour)}))
 	var all []*waiter
 	for range 3 {
 		t1 := ticket()
@@ -412,7 +540,7 @@ func TestLeavingWakesNobody(t *testing.T) {
 func TestBurstInOnePass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := quotaOf(t, algorithms.Tier{Limit: 10, Window: sec, Algorithm: algorithms.FixedWindow})
-		q := New(Config{Quota: quota})
+		q := New(complete(Config{Quota: quota}))
 		if d, err := quota.TryAcquire(t.Context(), ticket(10).Request); err != nil || d.Verdict != store.Admitted {
 			t.Fatal(d, err)
 		}

@@ -15,7 +15,7 @@ func TestPreparedThenReplaced(t *testing.T) {
 	for name, ask := range map[string]bool{"quota": false, "ask": true} {
 		t.Run(name, func(t *testing.T) {
 			old, successor := later(sec), every(sec)
-			q := New(Config{Quota: old})
+			q := New(complete(Config{Quota: old}))
 			ticket, asked := ticket(), 0
 			if ask {
 				ticket.Ask = asks(func(_ context.Context, _ Turn) (store.Decision, error) {
@@ -27,7 +27,7 @@ func TestPreparedThenReplaced(t *testing.T) {
 			if err != nil || !do.ask {
 				t.Fatalf("%+v, %v", do, err)
 			}
-			q.Replace(Config{Quota: successor})
+			q.Replace(complete(Config{Quota: successor}))
 			q.ask(context.Background(), w, do.generation)
 			if old.asked+successor.asked+asked > 0 || w.out.Load() {
 				t.Errorf("a request for the old plan is sent: %d to the old quota, %d to the new one, %d by Ask", old.asked, successor.asked, asked)
@@ -47,13 +47,13 @@ func TestPreparedThenReplaced(t *testing.T) {
 func TestPreparedThenReplacedReserver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota, next := new(reserver), new(reserver)
-		q := New(Config{Quota: quota})
+		q := New(complete(Config{Quota: quota}))
 		one, two := ticket(), ticket()
 		first, late, _, err := q.enter(context.Background(), one)
 		if err != nil || !late.ask {
 			t.Fatalf("%+v, %v", late, err)
 		}
-		q.Replace(Config{Quota: next})
+		q.Replace(complete(Config{Quota: next}))
 		second, _, _, err := q.enter(context.Background(), two)
 		do := q.step(first)
 		if err != nil || !do.ask {
@@ -106,7 +106,7 @@ var errNoUnits = errors.New("no units")
 // TestReplaceUnits changes the number of units while callers wait and the first one is asking.
 func TestReplaceUnits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := New(Config{Owner: 1, Quota: later(sec)})
+		q := New(complete(Config{Owner: 1, Quota: later(sec)}))
 		reply := make(chan struct{})
 		var asked []int
 		slow := units()
@@ -119,7 +119,7 @@ func TestReplaceUnits(t *testing.T) {
 		})
 		first := join(q, slow)
 		second := join(q, units())
-		q.Replace(Config{Owner: 3, Quota: every(sec)})
+		q.Replace(complete(Config{Owner: 3, Quota: every(sec)}))
 		third := join(q, units())
 		if first.ended() || second.ended() || third.ended() {
 			t.Fatal("a caller ended before the first one had its reply")
@@ -141,9 +141,13 @@ func TestReplaceUnits(t *testing.T) {
 // and only those.
 func TestReplaceRefuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := New(Config{Owner: 1, Quota: later(sec)})
+		old := later(sec)
+		q := New(complete(Config{Owner: 1, Quota: old}))
 		all := []*caller{join(q, units()), join(q, ticket()), join(q, units())}
-		q.Replace(Config{Owner: 0, Quota: every(sec)})
+		q.Replace(complete(Config{Owner: 0, Quota: every(sec)}))
+		if n := old.watched(); n != 0 {
+			t.Errorf("the old quota has %d watchers", n)
+		}
 		for i, want := range []error{errNoUnits, nil, errNoUnits} {
 			if <-all[i].done; all[i].err != want {
 				t.Errorf("caller %d: %v, want %v", i+1, all[i].err, want)
@@ -159,12 +163,12 @@ func TestReplaceRefuses(t *testing.T) {
 // that admission, and that nobody else has it.
 func TestReplaceWhileAdmitted(t *testing.T) {
 	for name, replace := range map[string]func(*Queue){
-		"replaced": func(q *Queue) { q.Replace(Config{Owner: 2, Quota: later(sec)}) },
+		"replaced": func(q *Queue) { q.Replace(complete(Config{Owner: 2, Quota: later(sec)})) },
 		"closed":   func(q *Queue) { q.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				q := New(Config{Owner: 1, Quota: later(sec)})
+				q := New(complete(Config{Owner: 1, Quota: later(sec)}))
 				slow := units()
 				slow.Ask = asks(func(_ context.Context, _ Turn) (store.Decision, error) {
 					time.Sleep(sec)
@@ -184,7 +188,7 @@ func TestReplaceWhileAdmitted(t *testing.T) {
 // TestAskPanics tests that other callers go on if an Ask panics.
 func TestAskPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := New(Config{Quota: every(sec)})
+		q := New(complete(Config{Quota: every(sec)}))
 		panics := ticket()
 		panics.Ask = asks(func(_ context.Context, _ Turn) (store.Decision, error) {
 			time.Sleep(sec)
@@ -212,7 +216,7 @@ func TestAskPanics(t *testing.T) {
 func TestReplaceOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := quotaOf(t, bucket(1, 1))
-		q := New(Config{Quota: quota})
+		q := New(complete(Config{Quota: quota}))
 		end := time.Now().Add(sec)
 		<-join(q, ticket()).done
 		var want []*caller
@@ -226,14 +230,14 @@ func TestReplaceOrder(t *testing.T) {
 			}
 			want = append(want, join(q, next))
 		}
-		q.Replace(Config{Quota: quota})
+		q.Replace(complete(Config{Quota: quota}))
 		for i, c := range want[:10] {
 			<-c.done
 			if at := end.Add(time.Duration(i) * sec); c.err != nil || !c.end.Equal(at) {
 				t.Errorf("caller %d: %v at %v, want %v", i, c.err, c.end, at)
 			}
 		}
-		q.Replace(Config{Quota: quota, Aging: time.Minute})
+		q.Replace(complete(Config{Quota: quota, Aging: time.Minute}))
 		for i, n := range []int{10, 12, 14, 16, 18, 11, 13, 15, 17, 19} {
 			<-want[n].done
 			if at := end.Add(time.Duration(i+10) * sec); want[n].err != nil || !want[n].end.Equal(at) {
@@ -264,10 +268,10 @@ func panicsInJoined(q *Queue) (recovered chan any) {
 func TestJoinedPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := every(sec)
-		q := New(Config{Quota: quota})
+		q := New(complete(Config{Quota: quota}))
 		recovered := panicsInJoined(q)
 		behind := join(q, ticket())
-		q.Replace(Config{Quota: quota})
+		q.Replace(complete(Config{Quota: quota}))
 		last := join(q, ticket())
 		if behind.ended() || last.ended() {
 			t.Error("a caller has overtaken the first")
@@ -290,7 +294,7 @@ func TestJoinedPanics(t *testing.T) {
 func TestJoinedPanicsReserver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
-		q := New(Config{Quota: quota})
+		q := New(complete(Config{Quota: quota}))
 		first := join(q, ticket())
 		recovered := panicsInJoined(q)
 		behind := join(q, ticket())
@@ -319,13 +323,13 @@ func TestReplaceKeepsTimes(t *testing.T) {
 				if !same {
 					next = new(reserver)
 				}
-				q, start := New(Config{Owner: 1, Quota: quota}), time.Now()
+				q, start := New(complete(Config{Owner: 1, Quota: quota})), time.Now()
 				first := join(q, units().until(start.Add(time.Hour)))
 				question := quota.next(t)
 				question.done(quota.at(question, sec), nil)
 				second := join(q, units().until(start.Add(time.Hour)))
 				question = quota.next(t)
-				q.Replace(Config{Owner: 1, Quota: next, MaxQueue: 5})
+				q.Replace(complete(Config{Owner: 1, Quota: next, MaxQueue: 5}))
 				if same {
 					question.done([]store.Decision{{Verdict: store.Later, Wait: sec}}, nil)
 					time.Sleep(sec)
@@ -348,4 +352,22 @@ func TestReplaceKeepsTimes(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestReplanned tests that a queue reports a successor of its quota, if its owner wants to know.
+func TestReplanned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, want := range []int{0, 1} {
+			quota, calls := later(sec), 0
+			c := Config{Quota: quota}
+			if want > 0 {
+				c.Replanned = func() { calls++ }
+			}
+			w := join(New(c), ticket())
+			quota.notify(store.Replanned, 0)
+			if w.cancel(); calls != want {
+				t.Errorf("Replanned was called %d times, want %d", calls, want)
+			}
+		}
+	})
 }

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,9 +30,6 @@ func (q *Queue) askTime(w *waiter) time.Time {
 	if (w == q.retryWaiter || q.storeErr != nil) && !q.lastReplyAt.Before(at) { // already asked since, and refused
 		return q.nextAskAt
 	}
-	if w.Hold.AskAt.After(at) {
-		at = w.Hold.AskAt
-	}
 	return at
 }
 
@@ -51,14 +49,14 @@ func (q *Queue) chooseAsking(now time.Time) bool {
 		q.specify(w, now)
 		q.asking = append(q.asking, w)
 	}
-	q.changed = false
+	q.askedAt, q.changed = now, false
 	return true
 }
 
 // specify sets what a waiter's request asks for now.
 func (q *Queue) specify(w *waiter, now time.Time) {
 	if q.config.Guard != nil {
-		w.Request.Guard = q.config.Guard()
+		w.Request.Guard = q.config.Guard() + w.Longer
 	}
 	w.Request.WaitSpec, w.Request.Queued = q.spec(w, now), true
 }
@@ -298,7 +296,10 @@ func (q *Queue) applyDecision(w *waiter, d store.Decision, now time.Time) {
 		if w.timeLeft(now) <= 0 {
 			d.Wait = forever // its context is ending
 		}
-		q.retryWaiter, q.nextAskAt, q.readyAt, q.decider = w, now.Add(min(d.Wait, q.recheck)), now.Add(d.Ready), max(0, d.Tier+1)
+		if d.Recheck {
+			d.Wait = min(d.Wait, store.RecheckInterval)
+		}
+		q.retryWaiter, q.nextAskAt, q.readyAt, q.decider = w, now.Add(d.Wait), now.Add(d.Ready), max(0, d.Tier+1)
 	}
 }
 
@@ -310,12 +311,12 @@ func (q *Queue) refuse(w *waiter, reason Reason, d store.Decision) {
 	}
 }
 
-func (q *Queue) unavailable(ended error) *Refusal {
-	return &Refusal{Reason: Unavailable, Tier: -1, Cause: fmt.Errorf("%w: %w", ended, q.storeErr)}
-}
+// errUnanswered is the cause of Unavailable while the first call is under way.
+var errUnanswered = errors.New("the store has not answered yet")
 
-// endsTooEarly reports whether a reservation ends before the waiter can use it.
-func (w *waiter) endsTooEarly(r *store.Reservation) bool { return !w.Hold.NotBefore.Before(r.End) }
+func (q *Queue) unavailable(ended error) *Refusal {
+	return &Refusal{Reason: Unavailable, Tier: -1, Cause: fmt.Errorf("%w: %w", ended, cmp.Or(q.storeErr, errUnanswered))}
+}
 
 // match assigns the reserved times to waiters: each to the first waiter behind the last one
 // matched, if the costs are equal. It refuses waiters that this makes late, and returns the times
@@ -332,7 +333,7 @@ func (q *Queue) match(now time.Time) (unused []store.Decision) {
 			w = w.next()
 			q.expel(late, &Refusal{Reason: Late, Tier: d.Tier, Wait: d.Reservation.Start.Sub(now), Ahead: len(kept)})
 		}
-		if w == nil || d.Reservation.Expired(now) || !equal(d.Reservation.Cost, w.Request.Cost) || w.endsTooEarly(d.Reservation) {
+		if w == nil || d.Reservation.Expired(now) || !equal(d.Reservation.Cost, w.Request.Cost) {
 			unused = append(unused, d)
 			continue
 		}

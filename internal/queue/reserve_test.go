@@ -21,7 +21,7 @@ import (
 func TestReserverUnavailable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
-		q := New(Config{Quota: quota})
+		q := New(complete(Config{Quota: quota}))
 		begin := time.Now()
 		impatient := join(q, ticket().until(begin.Add(500*ms)))
 		canceled := join(q, ticket())
@@ -63,7 +63,7 @@ func TestReserverUnavailable(t *testing.T) {
 func TestReserverLateReply(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
-		q := New(Config{Quota: quota})
+		q := New(complete(Config{Quota: quota}))
 		begin := time.Now()
 		a, b := join(q, ticket()), join(q, ticket())
 		first, second := quota.next(t), question{}
@@ -94,7 +94,7 @@ func TestReserverLateReply(t *testing.T) {
 func TestReserverPartial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
-		q := New(Config{Quota: quota})
+		q := New(complete(Config{Quota: quota}))
 		join(q, ticket())
 		var all []*caller
 		for range 4 {
@@ -131,7 +131,7 @@ func TestReserverCancelsOnce(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 3))
 			quota := new(reserver)
-			q := New(Config{Quota: quota, Aging: time.Duration(random.IntN(2)) * 50 * ms, MaxQueue: 10 * random.IntN(3)})
+			q := New(complete(Config{Quota: quota, Aging: time.Duration(random.IntN(2)) * 50 * ms, MaxQueue: 10 * random.IntN(3)}))
 			stop := make(chan struct{})
 			go quota.serve(rand.New(rand.NewPCG(seed, 4)), stop)
 			var all sync.WaitGroup
@@ -241,7 +241,7 @@ func (f *reserver) serve(random *rand.Rand, stop chan struct{}) {
 func TestReserverOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
-		q := New(Config{Quota: quota, Aging: time.Minute})
+		q := New(complete(Config{Quota: quota, Aging: time.Minute}))
 		batch, normal := join(q, ticket().of(Batch)), join(q, ticket())
 		question := quota.next(t)
 		question.done(quota.at(question, sec), nil)
@@ -264,17 +264,119 @@ func TestReserverOrder(t *testing.T) {
 	})
 }
 
+// TestReserverOtherCost tests that a caller of a higher class joins behind those that have times or are
+// asked for, if it could not use their times, and that later callers of its class join behind it.
+func TestReserverOtherCost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := new(reserver)
+		q := New(complete(Config{Quota: quota, Aging: time.Hour}))
+		batch := join(q, ticket().of(Batch))
+		asked := join(q, ticket().of(Batch))
+		question := quota.next(t)
+		question.done(quota.at(question, sec), nil)
+		question = quota.next(t)
+		other := join(q, ticket(2).of(Interactive))
+		same := join(q, ticket().of(Interactive))
+		last := join(q, ticket().of(Batch))
+		question.done(quota.at(question, 2*sec), nil)
+		question = quota.next(t)
+		question.done(quota.at(question, 3*sec, 4*sec, 5*sec)[:len(question.requests)], nil)
+		var ends []time.Time
+		for _, c := range []*caller{batch, asked, other, same, last} {
+			if <-c.done; c.err != nil {
+				t.Error(c.err)
+			}
+			ends = append(ends, c.end)
+		}
+		if !slices.IsSortedFunc(ends, time.Time.Compare) || len(quota.canceled) > 0 {
+			t.Errorf("Batch twice, another cost, the same cost, Batch: %v; %d times canceled", ends, len(quota.canceled))
+		}
+	})
+}
+
+// TestReserverRefused tests that a caller of a higher class goes first while no caller has a time or is
+// asked for, whatever it costs, and that a quota may admit it without a reservation.
+func TestReserverRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := new(reserver)
+		q := New(complete(Config{Quota: quota, Aging: time.Hour}))
+		batch := join(q, ticket().of(Batch))
+		quota.next(t).done([]store.Decision{{Verdict: store.Later, Wait: sec}}, nil)
+		other := join(q, ticket(2).of(Interactive))
+		question := quota.next(t)
+		if !equal(question.requests[0].Cost, cost(2)) {
+			t.Errorf("asked for %+v first", question.requests[0])
+		}
+		question.done([]store.Decision{{Verdict: store.Admitted}}, nil)
+		if !other.ended() || other.err != nil || batch.ended() {
+			t.Errorf("ended: %v, %v; the Batch caller: %v", other.ended(), other.err, batch.ended())
+		}
+		batch.cancel()
+	})
+}
+
+// TestReserverChanges tests that reserved times are void after a change that makes requests wait longer, or
+// shorter, and stay when a request has landed.
+func TestReserverChanges(t *testing.T) {
+	for change, void := range map[store.Change]bool{store.Freed: false, store.Slowed: true, store.Eased: true} {
+		synctest.Test(t, func(t *testing.T) {
+			quota := new(reserver)
+			c := join(New(complete(Config{Quota: quota})), ticket())
+			question := quota.next(t)
+			question.done(quota.at(question, sec), nil)
+			quota.notify(change, 0)
+			if asked := quota.unanswered() > 0; asked != void || (len(quota.canceled) > 0) != void {
+				t.Errorf("change %d: asked again: %v, %d canceled, want void: %v", change, asked, len(quota.canceled), void)
+			}
+			c.cancel()
+		})
+	}
+}
+
+// A foreseeing quota is a reserver whose forecast is that of another quota.
+type foreseeing struct {
+	reserver
+	quota store.Quota
+}
+
+func (f *foreseeing) Forecast() store.Forecast { return f.quota.Forecast() }
+
+// TestReserverForecast tests that a newcomer behind the reserved times is refused at once by the
+// forecast, and one that would have the last of them is not.
+func TestReserverForecast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := &foreseeing{quota: quotaOf(t, bucket(1, 1))}
+		if _, err := quota.quota.TryAcquire(t.Context(), ticket().Request); err != nil {
+			t.Fatal(err)
+		}
+		q, begin := New(complete(Config{Quota: quota, Aging: time.Hour})), time.Now()
+		first := join(q, ticket())
+		question := quota.next(t)
+		question.done(quota.at(question, sec), nil)
+		behind := join(q, ticket().until(begin.Add(1500*ms)))
+		if !behind.isRefused(Late) {
+			t.Errorf("behind the reserved time: %v, want it refused", behind.err)
+		}
+		before := join(q, ticket().of(Interactive).until(begin.Add(1500*ms)))
+		if before.ended() {
+			t.Errorf("before it: %v, want that it waits", before.err)
+		}
+		before.cancel()
+		first.cancel()
+	})
+}
+
 // TestReserverGiveUp tests that a caller that gives up does not wait for a late reply.
 func TestReserverGiveUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
-		q := New(Config{Quota: quota})
+		q := New(complete(Config{Quota: quota}))
 		impatient := ticket()
 		impatient.GiveUp = time.Now().Add(100 * ms)
 		c := join(q, impatient)
 		question := quota.next(t)
 		time.Sleep(100 * ms)
-		if r := (*Refusal)(nil); !c.ended() || !errors.As(c.err, &r) || r.Reason != Late {
+		if r := (*Refusal)(nil); !c.ended() || !errors.As(c.err, &r) || r.Reason != Unavailable {
 			t.Fatalf("ended: %v, with %v", c.ended(), c.err)
 		}
 		question.done(quota.at(question, 200*ms), nil)
@@ -300,7 +402,7 @@ func (d slowContext) Err() error {
 func TestReserverMissedStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
-		q := New(Config{Quota: quota})
+		q := New(complete(Config{Quota: quota}))
 		join(q, ticket()) // makes the queue ask for the others in one call
 		var late atomic.Int64
 		late.Store(int64(sec))
@@ -339,7 +441,7 @@ func TestReserverMissedStart(t *testing.T) {
 func TestReserverAsksForMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
-		q := New(Config{Quota: quota})
+		q := New(complete(Config{Quota: quota}))
 		ctx, stop := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		for range 1 + 256 + 512 + 1024 + 2048 + 4096 + 4096 + 1000 {
@@ -365,44 +467,23 @@ func TestReserverAsksForMore(t *testing.T) {
 	})
 }
 
-// TestReserverHold tests a caller that holds times of other quotas: it goes Lead before its own
-// time, asks at AskAt, and gets no time that ends before NotBefore.
-func TestReserverHold(t *testing.T) {
+// TestReserverLead tests a caller that returns before its time, and holds it from the decision on.
+func TestReserverLead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
-		q := New(Config{Quota: quota})
+		q := New(complete(Config{Quota: quota}))
 		begin := time.Now()
-		first := ticket()
-		first.Lead, first.Ahead = 20*ms, 30*ms
-		a := join(q, first)
+		early := ticket()
+		early.Lead, early.Hold = 20*ms, 30*ms
+		a := join(q, early)
 		question := quota.next(t)
-		if at := question.requests[0].NotBefore; !at.Equal(begin.Add(30 * ms)) {
-			t.Errorf("asked for a time from %v on", at.Sub(begin))
+		if hold := question.requests[0].Hold; hold != 30*ms {
+			t.Errorf("asked for a time that is held for %v", hold)
 		}
 		question.done(quota.at(question, 100*ms), nil)
 		<-a.done
 		if at := a.end.Sub(begin); a.err != nil || at != 80*ms {
 			t.Errorf("Wait returned after %v, %v", at, a.err)
 		}
-
-		second := ticket()
-		second.NotBefore, second.AskAt = begin.Add(200*ms), begin.Add(90*ms)
-		b := join(q, second)
-		if quota.unanswered() != 0 {
-			t.Error("asked before AskAt")
-		}
-		c := join(q, second)
-		time.Sleep(10 * ms)
-		question = quota.next(t)
-		if len(question.requests) != 2 || !question.requests[1].NotBefore.Equal(second.NotBefore) {
-			t.Errorf("asked for %+v", question.requests)
-		}
-		question.done(quota.at(question, 10*ms, 100*ms), nil) // the first ends before 200 ms
-		<-b.done
-		if at := b.end.Sub(begin); b.err != nil || at != 190*ms || len(quota.canceled) != 1 {
-			t.Errorf("Wait returned after %v, %v, %d canceled", at, b.err, len(quota.canceled))
-		}
-		c.cancel()
-		<-c.done
 	})
 }

@@ -16,7 +16,7 @@ import (
 // TestAlarmEnds checks that a waiter on an alarm returns when it is woken and when its context ends,
 // at any moment of its sleep.
 func TestAlarmEnds(t *testing.T) {
-	q := New(Config{Quota: later(time.Hour)})
+	q := New(complete(Config{Quota: later(time.Hour)}))
 	for i := range 200 {
 		a := alarm.Get()
 		if a == nil {
@@ -29,6 +29,9 @@ func TestAlarmEnds(t *testing.T) {
 			end = cancel
 		}
 		var ends sync.WaitGroup
+		if i < 2 { // before it sleeps
+			end()
+		}
 		ends.Go(func() {
 			time.Sleep(time.Duration(i/2) * time.Microsecond)
 			end()
@@ -46,7 +49,7 @@ func TestAlarmStopped(t *testing.T) {
 	if a == nil {
 		t.Skip("no alarms here")
 	}
-	q := New(Config{Quota: later(time.Hour)})
+	q := New(complete(Config{Quota: later(time.Hour)}))
 	q.timersLate.Store(true)
 	w := &waiter{wake: make(chan struct{}, 1)}
 	var stops sync.WaitGroup
@@ -65,7 +68,7 @@ func TestAlarmStopped(t *testing.T) {
 // TestTimersAreExactInVirtualTime checks that a queue in package synctest uses no alarms.
 func TestTimersAreExactInVirtualTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := New(Config{Quota: every(5 * ms)})
+		q := New(complete(Config{Quota: every(5 * ms)}))
 		var callers sync.WaitGroup
 		for i := range 100 {
 			callers.Go(func() {
@@ -86,7 +89,7 @@ func TestTimersAreExactInVirtualTime(t *testing.T) {
 // than the limit allows, and all of them return.
 func TestStormInRealTime(t *testing.T) {
 	const rate, callers, requests = 2000, 8, 60
-	q := New(Config{Quota: quotaOf(t, algorithms.Tier{Limit: rate, Window: sec, Algorithm: algorithms.GCRA, Burst: 1}), Aging: ms})
+	q := New(complete(Config{Quota: quotaOf(t, algorithms.Tier{Limit: rate, Window: sec, Algorithm: algorithms.GCRA, Burst: 1}), Aging: ms}))
 	var admitted atomic.Int64
 	var all sync.WaitGroup
 	start := time.Now()

@@ -91,7 +91,12 @@ func (s *Server) untilSynced() {
 
 // Client returns a new client of the cluster with short timeouts, which is closed with the test.
 // The client has the addresses of all nodes and looks for new masters every second.
-func (c *Cluster) Client() *redis.ClusterClient {
+func (c *Cluster) Client() *redis.ClusterClient { return c.client(timeout) }
+
+// PatientClient is like Client, but the client waits for each reply without a timeout.
+func (c *Cluster) PatientClient() *redis.ClusterClient { return c.client(-1) }
+
+func (c *Cluster) client(timeout time.Duration) *redis.ClusterClient {
 	var addrs []string
 	for _, n := range c.Nodes {
 		addrs = append(addrs, n.Addr())
@@ -99,7 +104,7 @@ func (c *Cluster) Client() *redis.ClusterClient {
 	client := redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs:                      addrs,
 		ClusterStateReloadInterval: time.Second,
-		DialTimeout:                timeout,
+		DialTimeout:                dialTimeout,
 		DialerRetries:              1,
 		ReadTimeout:                timeout,
 		WriteTimeout:               timeout,

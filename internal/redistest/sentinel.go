@@ -60,7 +60,7 @@ func (s *Sentinel) Client() *redis.Client {
 	client := redis.NewFailoverClient(&redis.FailoverOptions{
 		MasterName:    masterName,
 		SentinelAddrs: addrs,
-		DialTimeout:   timeout,
+		DialTimeout:   dialTimeout,
 		DialerRetries: 1,
 		ReadTimeout:   timeout,
 		WriteTimeout:  timeout,

@@ -28,8 +28,11 @@ import (
 
 const (
 	host = "127.0.0.1"
-	// timeout is the timeout of clients.
+	// timeout is the timeout of clients for commands.
 	timeout = time.Second
+	// dialTimeout is their timeout for connections. A dial is refused at once where no server listens,
+	// and takes a second or more where a busy machine drops its first packet.
+	dialTimeout = 30 * time.Second
 	// serverTimeout is the timeout for servers to become ready, on a slow machine.
 	serverTimeout = 2 * time.Minute
 )
@@ -224,7 +227,7 @@ func (s *Server) PatientClient() *redis.Client {
 func newClient(t testing.TB, addr string, timeout time.Duration) *redis.Client {
 	c := redis.NewClient(&redis.Options{
 		Addr:          addr,
-		DialTimeout:   timeout,
+		DialTimeout:   dialTimeout,
 		DialerRetries: 1,
 		ReadTimeout:   timeout,
 		WriteTimeout:  timeout,

@@ -123,7 +123,8 @@ function newCard(name) {
   c.tiers = el('ul');
   c.facts = el('dl', 'facts');
   c.fact = {};
-  add(c.node, add(el('header', 'head'), h2, c.badge), c.tiers, c.facts);
+  c.note = el('p', 'small note');
+  add(c.node, add(el('header', 'head'), h2, c.badge), c.note, c.tiers, c.facts);
   c.chart = newChart(c);
   c.decidedTitle = el('h3', '', 'What requests waited for');
   c.decided = el('ul');
@@ -132,31 +133,67 @@ function newCard(name) {
   return c;
 }
 
+// causes are what requests waited for if no tier decided.
+const causes = {pause: 'pauses', store: 'replies of the store', callers: 'other callers'};
+
 function showCard(c, p) {
   c.policy = p;
-  showBadge(c, p);
+  put(c.note, p.note || '');
+  c.note.hidden = !p.note;
   fit(c.tiers, p.tiers.length, () => meterRow('tier'));
   p.tiers.forEach((t, i) => showTier(c.tiers.children[i].parts, t, p));
   showFacts(c, p);
-  const waits = p.decided.filter(d => d.seconds > 0);
+  const waits = p.decided.filter(d => d.share >= 0.005);
   c.decidedTitle.hidden = waits.length === 0;
   fit(c.decided, waits.length, () => meterRow('share'));
   waits.forEach((d, i) => {
     const parts = c.decided.children[i].parts;
     if (d.tier) tierName(parts, d.tier, d.policy, p.name);
-    else put(parts.name, 'no tier (a pause, for instance)');
+    else put(parts.name, d.causes.map(cause => causes[cause]).join(', '));
     put(parts.of, Math.round(d.share * 100) + ' % of the time');
     fill(parts.meter, d.share, 1);
     put(parts.note, plural(d.waits, 'wait') + ', ' + duration(d.seconds) + ' in all');
   });
 }
 
-function showBadge(c, p) {
-  let text = '● Open', cls = '';
-  if (p.failure) [text, cls] = ['✕ ' + (p.failure === 'unavailable' ? 'The store does not answer' : 'State not known: ' + p.failure), 'hot'];
-  else if (p.closed_seconds > 0) [text, cls] = ['⊘ Banned ' + until(p.closed_seconds) + left(p.closed_seconds), 'hot'];
-  else if (p.paused_seconds > 0) [text, cls] = ['❙❙ Paused ' + until(p.paused_seconds) + left(p.paused_seconds), 'warm'];
-  else if (!p.watched) [text, cls] = ['Tiers are not watched', 'soft'];
+// conditions are the worst one first, as package page has them. Those from Full on change by the second,
+// and move no card.
+const conditions = ['unknown', 'banned', 'spent', 'paused', 'refusing', 'limited', 'full', 'open', 'unwatched'];
+const rank = c => Math.min(conditions.indexOf(c.policy.condition), conditions.indexOf('full'));
+
+// badges return the text of a badge and its class.
+const badges = {
+  unknown: p => ['✕ ' + unknown(p), 'hot'],
+  banned: p => ['⊘ Banned ' + until(p.closed_seconds) + left(p.closed_seconds), 'hot'],
+  spent: p => ['▲ Spent' + spentUntil(p), 'hot'],
+  paused: p => ['❙❙ Paused ' + until(p.paused_seconds) + left(p.paused_seconds), 'warm'],
+  refusing: (p, c) => rateOf(c, 'refused') >= 1 ? ['▼ Refuses ' + rate(rateOf(c, 'refused')) + '/s', 'hot'] : ['▼ ' + lastMinute(c, 'refused') + ' refused in the last minute', 'warm'],
+  limited: (p, c) => ['◆ The API refused ' + lastMinute(c, 'limited') + ' in the last minute', 'warm'],
+  full: p => ['● Full ' + fullUntil(p), 'warm'],
+  open: () => ['● Open', ''],
+  unwatched: p => [p.counted ? 'Tiers are not watched' : '○ No request yet', 'soft'],
+};
+
+const unknown = p => p.failure === 'unavailable' ? 'The store does not answer' : 'State not known: ' + p.failure;
+
+// spentUntil returns when the last of the budgets that are used up begins anew.
+function spentUntil(p) {
+  const ends = p.tiers.filter(t => t.budget && t.remaining <= 0).map(t => t.period_end ? Date.parse(t.period_end) : Infinity);
+  const end = Math.max(...ends);
+  return end < Infinity ? ' until ' + clock(end, false) : '';
+}
+
+function fullUntil(p) {
+  const waits = p.tiers.map(t => t.retry_after_seconds);
+  return waits.some(s => s < 0) ? 'until a request ends' : until(Math.max(...waits));
+}
+
+// rateOf returns how many a second there were in the last ten seconds, and lastMinute how many in the last minute.
+const rateOf = (c, s) => sum(c.past[s].slice(-11, -1)) / 10;
+const lastMinute = (c, s) => number(sum(c.past[s].slice(-60)));
+
+function showBadge(c) {
+  const [text, cls] = badges[c.policy.condition](c.policy, c);
   put(c.badge, text);
   c.badge.className = 'badge ' + cls;
 }
@@ -219,12 +256,12 @@ function showFacts(c, p) {
   showFact(c, 'Queue', number(queued), classes.map(k => number(p.queued[k]) + ' ' + k).join(', '));
   showFact(c, 'In flight', p.counted ? number(p.active) : '', '');
   showFact(c, 'Longest wait', p.counted ? duration(p.longest_wait_seconds) : '', 'ended in the last minute');
-  const foot = p.watched && !p.failure ? ['Guard interval ' + duration(p.guard_seconds)] : [];
+  const foot = p.watched && !p.failure ? ['Guard interval ' + duration(p.guard_seconds) + ', for network delay'] : [];
   if (p.store) {
     foot.push('store ' + duration(p.store.mean_seconds) + ' on average, ' + duration(p.store.max_seconds) + ' at most');
     foot.push(number(p.store.failed) + ' of ' + plural(p.store.count, 'call') + ' failed in the last minute');
   }
-  put(c.foot, foot.join('; '));
+  put(c.foot, foot.join('; ').replace(/^s/, 'S'));
   c.facts.hidden = Object.keys(c.fact).length === 0;
 }
 
@@ -255,6 +292,7 @@ function newChart(c) {
   t.top = add(t.svg, shape('text', {x: 0, y: 8})).lastChild;
   t.from = add(t.svg, shape('text', {x: 0, y: 102})).lastChild;
   t.to = add(t.svg, shape('text', {y: 102, 'text-anchor': 'end'})).lastChild;
+  t.low = add(t.svg, shape('text', {y: 102, 'text-anchor': 'middle'})).lastChild;
   t.from.textContent = '5 min ago';
   t.to.textContent = 'now';
   t.details = el('details');
@@ -325,7 +363,7 @@ function showChart(c) {
   if (none) return;
   const {admitted, refused, limited} = c.past;
   const sums = series.map(s => sum(c.past[s]));
-  const now = series.map(s => sum(c.past[s].slice(-11, -1)) / 10);
+  const now = series.map(s => rateOf(c, s));
   t.keys.forEach((k, i) => put(k, seriesNames[i] + ' ' + rate(now[i]) + '/s'));
   t.svg.setAttribute('aria-label', 'Last five minutes: ' + number(sums[0]) + ' admitted, ' + number(sums[1]) + ' refused here, ' +
     number(sums[2]) + ' refused by the provider');
@@ -349,6 +387,8 @@ function showChart(c) {
   });
   t.mark.setAttribute('d', d);
   t.to.setAttribute('x', width);
+  t.low.setAttribute('x', width / 2);
+  put(t.low, least > 0 ? '▼ down to ' + rate(least) + '/s' : '');
 }
 
 // showTable fills the table if it is open: a row for each ten seconds, the latest first.
@@ -369,31 +409,43 @@ function showTable(c) {
   t.body.replaceChildren(...rows);
 }
 
-/* Pauses and bans */
+/* What stops requests */
 
-const alerts = new Map(); // by policy: when it ends, and the node
+const alerts = new Map(); // by policy, and one for the store: what it says, when that ends, and the node
+
+// stops returns what stops the requests of policies, by the key of the alert.
+function stops() {
+  const all = new Map(), time = Date.parse(last.time), away = [];
+  for (const c of cards.values()) {
+    const p = c.policy, [s, word, hot] = {
+      banned: [p.closed_seconds, '⊘ Banned: ', true], paused: [p.paused_seconds, '❙❙ Paused: ', false], spent: [0, '▲ Spent: ', true],
+    }[p.condition] || [];
+    if (p.condition === 'unknown') away.push(c);
+    else if (word === '▲ Spent: ') all.set(c.name, {c, word, hot, end: 0, text: spentUntil(p)});
+    else if (word) all.set(c.name, {c, word, hot, end: endless(s) ? Infinity : time + s * 1000, text: ' ' + until(s)});
+  }
+  const more = away.length - 1;
+  if (away.length) all.set(null, {c: away[0], word: '✕ ' + unknown(away[0].policy) + ': ', hot: true, end: more, text: more ? ' and ' + number(more) + ' more' : ''});
+  return all;
+}
 
 // showAlerts changes only what has changed, because screen readers read each change.
 function showAlerts() {
-  const seen = new Set();
-  for (const c of cards.values()) {
-    const p = c.policy, hot = p.closed_seconds > 0, s = hot ? p.closed_seconds : p.paused_seconds;
-    if (!(s > 0)) continue;
-    seen.add(c.name);
-    const end = endless(s) ? Infinity : Date.parse(last.time) + s * 1000, old = alerts.get(c.name);
-    if (old && old.hot === hot && (old.end === end || Math.abs(old.end - end) < 1500)) continue;
-    const a = old || {node: $('alerts').appendChild(el('li')), link: el('a')};
-    a.link.href = '#' + c.node.id;
-    put(a.link, title(c.name));
-    a.node.replaceChildren(hot ? '⊘ Banned: ' : '❙❙ Paused: ', add(el('bdi'), a.link), ' ' + until(s));
-    a.node.className = hot ? 'hot' : '';
-    alerts.set(c.name, Object.assign(a, {end, hot}));
+  const all = stops();
+  for (const [key, a] of all) {
+    const old = alerts.get(key);
+    if (old && old.word === a.word && old.c === a.c && (old.end === a.end || key !== null && Math.abs(old.end - a.end) < 1500)) continue;
+    const node = old ? old.node : $('alerts').appendChild(el('li')), link = el('a', '', title(a.c.name));
+    link.href = '#' + a.c.node.id;
+    node.replaceChildren(a.word, add(el('bdi'), link), a.text);
+    node.className = a.hot ? 'hot' : '';
+    alerts.set(key, Object.assign(a, {node}));
   }
-  for (const [name, a] of alerts) if (!seen.has(name)) {
+  for (const [key, a] of alerts) if (!all.has(key)) {
     a.node.remove();
-    alerts.delete(name);
+    alerts.delete(key);
   }
-  document.title = (seen.size ? '(' + seen.size + ') ' : '') + last.title;
+  document.title = (all.size ? '(' + all.size + ') ' : '') + last.title;
 }
 
 /* States */
@@ -408,23 +460,36 @@ function show(state, full) {
       c.node.remove();
       cards.delete(name);
     }
-    let before = null;
-    for (const p of state.policies) {
-      if (!cards.has(p.name)) cards.set(p.name, newCard(p.name));
-      const node = cards.get(p.name).node, place = before ? before.nextSibling : $('policies').firstChild;
-      if (node !== place) $('policies').insertBefore(node, place);
-      before = node;
-    }
+    for (const p of state.policies) if (!cards.has(p.name)) cards.set(p.name, newCard(p.name));
   }
   for (const [name, c] of cards) {
     const p = changed.get(name);
     if (p) showCard(c, p);
     learn(c, p && p.history, state.second);
+    showBadge(c);
     showChart(c);
     showTable(c);
   }
+  if (full) names = state.policies.map(p => p.name);
+  placeCards();
   showAlerts();
+  put($('note'), state.note || '');
+  $('note').hidden = !state.note;
   $('empty').hidden = cards.size > 0;
+}
+
+let names = []; // of the policies, in the order of the state
+
+// placeCards puts the worst cards first. While the focus is in a card, cards stay: to move them would end it.
+function placeCards() {
+  const focus = document.activeElement;
+  if (focus && focus.closest('.card') && $('policies').children.length === cards.size) return;
+  let before = null;
+  for (const c of names.map(name => cards.get(name)).sort((a, b) => rank(a) - rank(b))) {
+    const place = before ? before.nextSibling : $('policies').firstChild;
+    if (c.node !== place) $('policies').insertBefore(c.node, place);
+    before = c.node;
+  }
 }
 
 /* The connection: events, and polling where there are none */

@@ -247,6 +247,14 @@ func (s *site) send(l *throttle.Limiter, n int) {
 	}
 }
 
+// refuse sends n requests, most of which are refused.
+func (s *site) refuse(l *throttle.Limiter, n int) {
+	s.t.Helper()
+	for range n {
+		_ = l.Wait(s.t.Context())
+	}
+}
+
 // queue makes n requests of a class wait until the test ends.
 func (s *site) queue(l *throttle.Limiter, n int, class throttle.Class) {
 	s.t.Helper()

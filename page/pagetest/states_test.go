@@ -13,6 +13,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/redistest"
+	"github.com/apithrottle/throttle/page"
 )
 
 // hostile are names that may break out of markup, or break its layout.
@@ -68,6 +69,25 @@ var states = []struct {
 		s.send(l, 1)
 		server.Kill()
 	}, []string{"shared"}},
+	{"refusing", func(t *testing.T, s *site) {
+		s.send(s.limiter("github", "5000/h"), 3)
+		s.refuse(s.limiter("acme", "5/s + 10000/h | max_wait=10ms"), 300)
+	}, []string{"Refuses", "5/s", "10000/h"}},
+	{"spent", func(t *testing.T, s *site) {
+		s.send(s.limiter("github", "5000/h"), 3)
+		s.send(s.limiter("openai", "500/m + 40/month;budget=true"), 40)
+	}, []string{"Spent until", "spent; the next period"}},
+	{"full", func(_ *testing.T, s *site) { s.send(s.limiter("coinbase", "50/s + 40/h"), 40) }, []string{"Full until"}},
+	{"fresh", func(t *testing.T, s *site) {
+		notes := map[string]string{"anthropic": "Counts several quotas, such as one for each model or account. They are shown after the first request."}
+		s.page = page.New(page.Options{
+			Stats: s.stats, Title: "throttle proxy at 127.0.0.1:7411", Subtitle: "On web-1. Version v0.1.0. Quotas are in Redis at 10.0.0.5:6379.",
+			Notes: func([]page.Policy) map[string]string { return notes },
+		})
+		for _, name := range []string{"acme", "airtable", "alchemy", "cloudflare", "etherscan", "github", "notion", "spotify", "twilio"} {
+			s.limiter(name, "5/s + 10000/h")
+		}
+	}, []string{"throttle proxy at 127.0.0.1:7411", "web-1", "acme", "No request yet"}},
 	{"hostile", func(t *testing.T, s *site) {
 		for i, name := range hostile {
 			s.send(s.limiter(name, fmt.Sprintf("%d/h;unit=requests + 7/h;unit=<b>unit</b>%d", 100+i, i)), 1)
@@ -121,6 +141,24 @@ func TestStates(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The cards of policies that refuse come first, and say so.
+func TestWorstFirst(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.send(s.limiter("alpha", "1000/h"), 3)
+	refusing := s.limiter("refusing", "1/h | max_wait=10ms")
+	s.send(s.limiter("spent", "3/month;budget=true"), 3)
+	w := open(t, serve(t, s))
+	w.awaits("1000/h", 3, 1000)
+	order := func() string {
+		return evaluate[string](w, `[...document.querySelectorAll("h2 bdi")].map(e => e.innerText).join(" ")`)
+	}
+	w.until("the spent budget is first", func() bool { return order() == "spent alpha refusing" })
+	s.refuse(refusing, 30)
+	w.until("the policy that refuses is before the open one", func() bool { return order() == "spent refusing alpha" })
+	w.until("the card says so", func() bool { return strings.Contains(w.text(), "Refuses") })
 }
 
 // fits checks that the page is not wider than the window.

@@ -53,8 +53,8 @@ type countedQuota struct {
 	asked *atomic.Int64
 }
 
-func (s counted) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
-	q, err := s.Store.Open(key, plan)
+func (s counted) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
+	q, err := s.Store.Open(key, plan, report)
 	return countedQuota{q, s.asked}, err
 }
 

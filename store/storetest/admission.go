@@ -37,7 +37,7 @@ func refuse(c *check) {
 		tiers = append(tiers, algorithms.Tier{Limit: 1, Window: time.Hour, Unit: "tokens", Estimated: true})
 	}
 	for _, t := range tiers {
-		if q, err := c.store.Open("refused", c.plan(0, t)); err == nil || q != nil {
+		if q, err := c.store.Open("refused", c.plan(0, t), nil); err == nil || q != nil {
 			c.Errorf("Open of tier %v = %v, %v, want an error", t, q, err)
 		}
 	}

@@ -50,7 +50,7 @@ func (c *check) checkWakes(most time.Duration, tier algorithms.Tier, end func(q 
 func closed(c *check) {
 	p := c.plan(c.shortest(), perHour(5))
 	mustOpen := func(key string) store.Quota {
-		q, err := c.store.Open(key, p)
+		q, err := c.store.Open(key, p, nil)
 		if err != nil {
 			c.Fatalf("Open(%q): %v", key, err)
 		}
@@ -78,12 +78,12 @@ func closed(c *check) {
 func idle(c *check) {
 	p := c.plan(c.shortest(), perHour(1))
 	first := c.open("idle", p)
-	if !first.(store.Idler).Idle() {
+	if !first.(store.Lifecycle).Idle() {
 		c.Error("a fresh quota is not idle")
 	}
 	c.admit(first, held(1))
-	if first.(store.Idler).Idle() {
-		q, err := c.store.Open("idle", p)
+	if first.(store.Lifecycle).Idle() {
+		q, err := c.store.Open("idle", p, nil)
 		if err != nil {
 			c.Fatal(err)
 		}
@@ -93,15 +93,15 @@ func idle(c *check) {
 	q := c.open("ends", c.plan(window, algorithms.Tier{Limit: 5, Window: window}))
 	d := c.admit(q, held(2))
 	c.refund(q, d, 2)
-	c.eventually(q.(store.Idler).Idle, func() { c.Error("a quota is not idle after all its requests were returned") })
+	c.eventually(q.(store.Lifecycle).Idle, func() { c.Error("a quota is not idle after all its requests were returned") })
 	if c.keeps(algorithms.Concurrency) {
 		q := c.open("held", c.plan(c.shortest(), algorithms.Tier{Limit: 5, Algorithm: algorithms.Concurrency}))
 		d := c.admit(q, held(2))
-		if q.(store.Idler).Idle() {
+		if q.(store.Lifecycle).Idle() {
 			c.Error("a quota with a held permit is idle")
 		}
 		q.Release(d, []int64{2})
-		c.eventually(q.(store.Idler).Idle, func() { c.Error("a quota without held permits is not idle") })
+		c.eventually(q.(store.Lifecycle).Idle, func() { c.Error("a quota without held permits is not idle") })
 	}
 }
 
@@ -109,7 +109,7 @@ func idle(c *check) {
 func learned(c *check) {
 	q := c.open("learned", c.plan(c.shortest(), perHour(5)))
 	c.admit(q, held(1))
-	if q.(store.Learner).Learned() {
+	if q.(store.Feedback).Learned() {
 		c.Error("a quota has learned without a response")
 	}
 }
@@ -117,7 +117,7 @@ func learned(c *check) {
 // A provider's report raises the quota's count. Only an exact report lowers it.
 func observe(c *check) {
 	q := c.open("observe", c.plan(c.shortest(), perHour(10)))
-	observer := q.(store.Observer)
+	observer := q.(store.Feedback)
 	report := func(used int64, exact bool) {
 		d := c.admit(q, held(1))
 		q.Arrived(d, []int64{1})
@@ -167,8 +167,8 @@ func (c *check) checkForecast(q store.Quota, r *rand.Rand) {
 	queue := make([]store.Request, 6)
 	times := make([]time.Duration, len(queue))
 	began := time.Now()
-	f := q.(store.Forecaster).Forecast()
-	soonest, _ := q.(store.Forecaster).Soonest([]int64{1}, 0)
+	f := q.Forecast()
+	soonest, _ := q.Soonest([]int64{1}, 0)
 	ahead := []int64{0}
 	for i := range queue {
 		queue[i] = held(1 + r.Int64N(3))
@@ -207,7 +207,7 @@ func forecastFrees(c *check) {
 	}
 	q := c.open("frees", c.plan(time.Minute, tiers...))
 	c.admit(q, held(2))
-	f := q.(store.Forecaster).Forecast()
+	f := q.Forecast()
 	for i := range 3 {
 		if at, tier := f.Next(held(1)); at > time.Duration(1+i/2)*window {
 			c.Errorf("request %d waits %v for tier %d", i, at, tier)
@@ -221,7 +221,7 @@ func change(c *check) {
 	tokens := algorithms.Tier{Limit: 1000, Window: time.Hour, Unit: "tokens"}
 	before := c.plan(time.Minute, perHour(10), tokens)
 	q, other := c.open("change", before), c.open("change", before)
-	if next, p := q.(store.Changer).Successor(); next != q || !p.Equal(before) {
+	if next, p := q.(store.Lifecycle).Successor(); next != q || !p.Equal(before) {
 		c.Errorf("the successor before a change is %v under %v, want the quota itself", next, p.Tiers())
 	}
 	for range 4 {
@@ -236,16 +236,16 @@ func change(c *check) {
 	there.eventually("a new plan of the same key", store.Replanned)
 	for _, old := range []store.Quota{q, other} {
 		c.refuseMoved(old)
-		next, p := old.(store.Changer).Successor()
+		next, p := old.(store.Lifecycle).Successor()
 		if next == old || !p.Equal(after) {
 			c.Fatalf("the successor is under %v, want %v", p.Tiers(), after.Tiers())
 		}
-		if same, _ := next.(store.Changer).Successor(); same != next {
+		if same, _ := next.(store.Lifecycle).Successor(); same != next {
 			c.Error("the newest quota has a successor")
 		}
 		c.eventuallyUsed(next, "under the new plan", 8, 440)
 	}
-	next, _ := q.(store.Changer).Successor()
+	next, _ := q.(store.Lifecycle).Successor()
 	c.admit(next, held(1, 1))
 	c.refuse(next, held(1, 1), store.Later)
 	c.eventuallyUsed(other, "as the quota that has a successor reports", 9, 441)
@@ -254,18 +254,18 @@ func change(c *check) {
 	c.changeTo(q, last)
 	for _, old := range []store.Quota{q, next} {
 		c.refuseMoved(old)
-		if _, p := old.(store.Changer).Successor(); !p.Equal(last) {
+		if _, p := old.(store.Lifecycle).Successor(); !p.Equal(last) {
 			c.Errorf("the successor is under %v, want %v", p.Tiers(), last.Tiers())
 		}
 	}
-	newest, _ := other.(store.Changer).Successor()
+	newest, _ := other.(store.Lifecycle).Successor()
 	c.admit(newest, held(11, 0))
 	c.refuse(newest, held(1, 0), store.Later)
 }
 
 func (c *check) changeTo(q store.Quota, p *algorithms.Plan) {
 	c.Helper()
-	if err := q.(store.Changer).Change(c.Context(), p); err != nil {
+	if err := q.(store.Lifecycle).Change(c.Context(), p); err != nil {
 		c.Fatalf("Change: %v", err)
 	}
 }
@@ -283,7 +283,7 @@ func changePaused(c *check) {
 	q := c.free("paused")
 	c.applyPause(q, store.Pause{For: time.Hour, Close: true}, true)
 	c.changeTo(q, c.plan(c.shortest(), perHour(100)))
-	next, _ := q.(store.Changer).Successor()
+	next, _ := q.(store.Lifecycle).Successor()
 	c.refuse(next, held(1), store.Closed)
 	c.resume(q)
 	c.eventuallyAdmit(next, held(1), "after Resume of the old quota", false)
@@ -304,7 +304,7 @@ func changeInUse(c *check) {
 	some := []store.Decision{c.admit(q, held(1)), c.admit(q, held(1)), c.admit(q, held(1)), c.admit(q, held(1))}
 	tiers[0].Limit = 12
 	c.changeTo(q, c.plan(time.Minute, tiers...))
-	next, _ := q.(store.Changer).Successor()
+	next, _ := q.(store.Lifecycle).Successor()
 	if c.keeps(algorithms.Concurrency) {
 		c.refuse(next, held(1), store.Later)
 	}
@@ -332,7 +332,7 @@ func changeEstimates(c *check) {
 	before := c.admit(q, held(60))
 	tokens.Estimated = true
 	c.changeTo(q, c.plan(inFlight, tokens))
-	next, _ := q.(store.Changer).Successor()
+	next, _ := q.(store.Lifecycle).Successor()
 	after := c.admit(next, held(30))
 	q.Unanswered(before, []int64{60})
 	q.Release(before, []int64{60})

@@ -206,13 +206,19 @@ func (c *check) checkAlone(q store.Quota, what string) {
 	}
 }
 
-// eventuallyAdmit repeats a request until it is admitted.
+// eventuallyAdmit repeats a request until it is admitted. In real time a process that was stopped for
+// longer than ProbeTime has lost its probe to the next request: if no probe is wanted, eventuallyAdmit
+// then reports the response to that probe, too, and goes on.
 func (c *check) eventuallyAdmit(q store.Quota, r store.Request, what string, probe bool) store.Decision {
 	c.Helper()
 	var d store.Decision
 	c.eventually(func() bool {
 		c.probed = time.Now()
 		d = c.try(q, r)
+		if c.RealTime && d.Probe && !probe {
+			q.Arrived(d, r.Cost)
+			return false
+		}
 		return d.Verdict == store.Admitted
 	}, func() { c.Fatalf("%s: %+v, want it admitted", what, d) })
 	if d.Probe != probe {

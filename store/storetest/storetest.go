@@ -8,7 +8,7 @@
 //	}
 //
 // Each part of the contract is a subtest. A part that is about an optional interface, such as
-// [store.Changer] or [store.Reserver], runs if the store's quotas implement the interface. The
+// [store.Lifecycle] or [store.Reserver], runs if the store's quotas implement the interface. The
 // test's log lists the optional parts that ran, and those that did not.
 package storetest
 
@@ -110,21 +110,21 @@ var parts = []part{
 	{"WakeReleased", "Concurrency", wakeReleased},
 	{"Close", "", closed},
 	{"Concurrent", "", concurrent},
-	{"Change", "Changer", change},
-	{"ChangePaused", "Changer", changePaused},
-	{"ChangeInUse", "Changer", changeInUse},
-	{"ChangeEstimates", "Changer and estimates", changeEstimates},
-	{"Forecast", "Forecaster", forecast},
-	{"ForecastFrees", "Forecaster", forecastFrees},
-	{"Observe", "Observer", observe},
-	{"Idle", "Idler", idle},
-	{"Learned", "Learner", learned},
+	{"Change", "Lifecycle", change},
+	{"ChangePaused", "Lifecycle", changePaused},
+	{"ChangeInUse", "Lifecycle", changeInUse},
+	{"ChangeEstimates", "Lifecycle and estimates", changeEstimates},
+	{"Forecast", "forecasts", forecast},
+	{"ForecastFrees", "forecasts", forecastFrees},
+	{"Observe", "Feedback", observe},
+	{"Idle", "Lifecycle", idle},
+	{"Learned", "Feedback", learned},
 	{"Reserve", "Reserver", reserve},
 	{"ReserveBehind", "Reserver", reserveBehind},
 	{"ReserveLate", "Reserver", reserveLate},
 	{"Cancel", "Reserver", cancel},
 	{"Expired", "Reserver", expired},
-	{"ReserveMoved", "Reserver and Changer", reserveMoved},
+	{"ReserveMoved", "Reserver and Lifecycle", reserveMoved},
 }
 
 // Run tests a store, each part of the contract in a subtest of t.
@@ -156,19 +156,17 @@ func (c Config) features(t *testing.T) map[string]bool {
 	has := make(map[string]bool)
 	c.run(t, func(c *check) {
 		q := c.open("features", c.plan(0, perHour(1)))
-		_, has["Changer"] = q.(store.Changer)
-		_, has["Forecaster"] = q.(store.Forecaster)
-		_, has["Observer"] = q.(store.Observer)
-		_, has["Idler"] = q.(store.Idler)
-		_, has["Learner"] = q.(store.Learner)
+		_, has["Lifecycle"] = q.(store.Lifecycle)
+		_, has["Feedback"] = q.(store.Feedback)
+		has["forecasts"] = q.Forecast() != nil
 		_, has["Reserver"] = q.(store.Reserver)
 		has["Concurrency"] = c.keeps(algorithms.Concurrency)
 		has["estimates"] = !c.NoEstimates
 		has["tiers that it refuses"] = c.NoEstimates || len(c.Without) > 0
 		has["virtual time"] = !c.RealTime
 		has["returns that wake, or virtual time"] = !c.ReservedStays || !c.RealTime
-		has["Changer and estimates"] = has["Changer"] && has["estimates"]
-		has["Reserver and Changer"] = has["Reserver"] && has["Changer"]
+		has["Lifecycle and estimates"] = has["Lifecycle"] && has["estimates"]
+		has["Reserver and Lifecycle"] = has["Reserver"] && has["Lifecycle"]
 	})
 	for _, p := range parts {
 		if p.needs != "" && !has[p.needs] {
@@ -261,7 +259,7 @@ func (c *check) plan(guard time.Duration, tiers ...algorithms.Tier) *algorithms.
 // open opens a quota and closes it when the part ends.
 func (c *check) open(key string, p *algorithms.Plan) store.Quota {
 	c.Helper()
-	q, err := c.store.Open(key, p)
+	q, err := c.store.Open(key, p, nil)
 	if err != nil {
 		c.Fatalf("Open(%q, %v): %v", key, p.Tiers(), err)
 	}

@@ -20,8 +20,8 @@ type farStore struct{ local.Store }
 
 const trip = 5 * time.Millisecond
 
-func (s *farStore) Open(key string, p *algorithms.Plan) (store.Quota, error) {
-	q, err := s.Store.Open(key, p)
+func (s *farStore) Open(key string, p *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
+	q, err := s.Store.Open(key, p, report)
 	if err != nil {
 		return nil, err
 	}
@@ -62,11 +62,8 @@ func TestFar(t *testing.T) {
 // localQuota has all methods of a quota of package local.
 type localQuota interface {
 	store.Quota
-	store.Changer
-	store.Forecaster
-	store.Observer
-	store.Idler
-	store.Learner
+	store.Lifecycle
+	store.Feedback
 }
 
 // faulty is a store whose quotas have a planted fault.
@@ -76,11 +73,11 @@ type faulty struct {
 	key   func(key string) string
 }
 
-func (s *faulty) Open(key string, p *algorithms.Plan) (store.Quota, error) {
+func (s *faulty) Open(key string, p *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
 	if s.key != nil {
 		key = s.key(key)
 	}
-	q, err := s.Store.Open(key, p)
+	q, err := s.Store.Open(key, p, report)
 	if err != nil || s.plant == nil {
 		return q, err
 	}
@@ -338,7 +335,7 @@ func TestFaults(t *testing.T) {
 		"a change of the plan forgets the charges": {"Change ChangePaused ChangeInUse ChangeEstimates", fault{successor: func(q localQuota) (store.Quota, *algorithms.Plan) {
 			next, p := q.Successor()
 			if next != store.Quota(q) {
-				next, _ = local.New().Open("", p)
+				next, _ = local.New().Open("", p, nil)
 			}
 			return next, p
 		}}},
