@@ -60,7 +60,7 @@ check: lint
 # race runs every test of the library with the race detector, and without -short. Random tests play as
 # few seeds as under -short, because the race detector takes six times as long.
 race: redis
-	$(call skips,go test -vet=off $(RACE) -p 4 ./...)
+	$(call skips,go test -vet=off $(RACE) -timeout 30m -p 4 ./...)
 
 # soak runs every test of the library without the race detector and without -short, and plays its random
 # storms SOAK times: 1 is their full number.
