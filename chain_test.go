@@ -115,32 +115,53 @@ func TestWithinRefusedAtOnce(t *testing.T) {
 	}
 }
 
+// An interrupting store calls back once while it decides. The call then ends with its context.
+type interrupting struct {
+	throttle.Store
+	interrupt func()
+}
+
+func (s *interrupting) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
+	q, err := s.Store.Open(key, plan, report)
+	return interruptingQuota{q, s}, err
+}
+
+type interruptingQuota struct {
+	store.Quota
+	of *interrupting
+}
+
+func (q interruptingQuota) TryAcquire(ctx context.Context, r store.Request) (store.Decision, error) {
+	if f := q.of.interrupt; f != nil {
+		q.of.interrupt = nil
+		f()
+		return store.Decision{}, ctx.Err()
+	}
+	return q.Quota.TryAcquire(ctx, r)
+}
+
 // TestWithinOwnError checks that a caller whose context ends while it is called back to the inner queue
 // gets the error of its own context.
 func TestWithinOwnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		var inner *throttle.Limiter
-		faster := throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(2)}}
-		called := false
-		l, outer := within(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1)}}, throttle.Policy{
-			Tiers: []throttle.Tier{throttle.PerDay(1)},
-			Observer: &throttle.Observer{Queued: func(context.Context, throttle.QueuedInfo) {
-				called = true
-				if err := inner.SetPolicy(t.Context(), faster); err != nil {
+		s := &interrupting{Store: local.New()}
+		outer := mustNew(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{{Limit: 1, Window: 30 * time.Second}}}, s)
+		l := mustNew(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(1)}}, nil).Within(outer)
+		if !outer.Allow() {
+			t.Fatal("the outer quota does not admit a first request")
+		}
+		time.AfterFunc(time.Second, func() {
+			s.interrupt = func() {
+				if err := l.SetPolicy(t.Context(), throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(2)}}); err != nil {
 					t.Error(err)
 				}
-				time.Sleep(2 * time.Minute)
-			}},
+				<-ctx.Done()
+			}
 		})
-		inner = l
-		outer.Pause(t.Context(), time.Now().Add(30*time.Second))
 		if err := l.Wait(ctx); err != context.DeadlineExceeded {
 			t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
-		}
-		if !called {
-			t.Error("the caller did not wait in the outer queue")
 		}
 	})
 }
