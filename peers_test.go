@@ -49,7 +49,7 @@ func queueThenCancel(t *testing.T, p throttle.Policy, wait func(*throttle.Limite
 
 // In x/time/rate waiters take tokens ahead of time. Most tokens of 100 canceled waiters were not
 // returned: the next caller waited for more than 6 seconds instead of a tenth of one.
-func TestPeersRow01CanceledWaiters(t *testing.T) {
+func TestPeersCanceledWaiters(t *testing.T) {
 	for _, a := range []throttle.Algorithm{throttle.TokenBucket, throttle.LeakyBucket, throttle.GCRA} {
 		if next := queueThenCancel(t, spaced(a), (*throttle.Limiter).Wait); next != 100*ms {
 			t.Errorf("%v: the next caller is admitted after %v, want 100ms", a, next)
@@ -59,7 +59,7 @@ func TestPeersRow01CanceledWaiters(t *testing.T) {
 
 // When a reservation is canceled, x/time/rate returns it less what was reserved after it. Of 99
 // canceled reservations nearly all were lost, in either order.
-func TestPeersRow02CanceledReservations(t *testing.T) {
+func TestPeersCanceledReservations(t *testing.T) {
 	for _, order := range []string{"oldest first", "newest first"} {
 		synctest.Test(t, func(t *testing.T) {
 			l := limiter(t, throttle.Policy{Tiers: []throttle.Tier{per(10*sec, 100, throttle.TokenBucket)}}, nil)
@@ -107,7 +107,7 @@ func worst(t *testing.T, tier throttle.Tier, idle []time.Duration, long time.Dur
 // To x/time/rate "60 per minute" with a burst of 60 is a bucket: it sends 60 at once and nearly 60
 // more within the same minute. Here a bucket must be declared, and the default is the rolling
 // window.
-func TestPeersRow03RollingMinute(t *testing.T) {
+func TestPeersRollingMinute(t *testing.T) {
 	if most := worst(t, throttle.PerMinute(60), []time.Duration{0}, 5*time.Minute); most != 60 {
 		t.Errorf("%d in one rolling minute, want 60", most)
 	}
@@ -119,7 +119,7 @@ func TestPeersRow03RollingMinute(t *testing.T) {
 // x/time/rate accepts the caller's time stamps, and one from the past turns its clock back: 19
 // requests were admitted in 100 ms. Here the quota reads the clock itself, under its lock: a bucket
 // of 10 gains one token in that time.
-func TestPeersRow04ClockReadUnderTheLock(t *testing.T) {
+func TestPeersClockReadUnderTheLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter(t, exact(per(sec, 10, throttle.TokenBucket)), nil)
 		var admitted atomic.Int64
@@ -144,7 +144,7 @@ func TestPeersRow04ClockReadUnderTheLock(t *testing.T) {
 
 // failsafe-go keeps the places of canceled callers: after 100 of them the next caller waited for
 // all their turns, 9.95 seconds.
-func TestPeersRow05CanceledAcquires(t *testing.T) {
+func TestPeersCanceledAcquires(t *testing.T) {
 	next := queueThenCancel(t, spaced(throttle.GCRA), func(l *throttle.Limiter, ctx context.Context) error {
 		_, err := l.Acquire(ctx, nil)
 		return err
@@ -156,7 +156,7 @@ func TestPeersRow05CanceledAcquires(t *testing.T) {
 
 // failsafe-go's bursty limiter counts in aligned windows: 10 a second became 20 around a boundary,
 // and 57 in one second after an idle time.
-func TestPeersRow06BoundaryAndIdle(t *testing.T) {
+func TestPeersBoundaryAndIdle(t *testing.T) {
 	idle := []time.Duration{990 * ms, 7 * sec, 500 * ms, 5990 * ms, 100 * sec}
 	if most := worst(t, throttle.PerSecond(10), idle, 150*ms); most != 10 {
 		t.Errorf("%d within one second, want 10", most)
@@ -164,7 +164,7 @@ func TestPeersRow06BoundaryAndIdle(t *testing.T) {
 }
 
 // redis_rate returns a time to retry for a cost above the burst, again and again.
-func TestPeersRow07NeverIsAnError(t *testing.T) {
+func TestPeersNeverIsAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter(t, exact(throttle.Tier{Limit: 10, Window: sec, Algorithm: throttle.GCRA, Burst: 20}), nil)
 		start := time.Now()
@@ -184,7 +184,7 @@ func TestPeersRow07NeverIsAnError(t *testing.T) {
 
 // go-redisstore rounds the lifetime of its keys to seconds: a window of half a second became none,
 // the key was deleted, and all of 1,000 calls were admitted.
-func TestPeersRow11HalfASecond(t *testing.T) {
+func TestPeersHalfASecond(t *testing.T) {
 	for _, a := range append(counters, throttle.SlidingWindow) {
 		synctest.Test(t, func(t *testing.T) {
 			l := limiter(t, exact(per(500*ms, 5, a)), nil)
@@ -205,7 +205,7 @@ func TestPeersRow11HalfASecond(t *testing.T) {
 // again: polled faster than it refilled, it never refilled. Here polling, refused or not, and
 // reading the status change nothing: each poll gets the answer that the definition of the algorithm
 // gives.
-func TestPeersRow12PolledFasterThanItRefills(t *testing.T) {
+func TestPeersPolledFasterThanItRefills(t *testing.T) {
 	for _, a := range counters {
 		synctest.Test(t, func(t *testing.T) {
 			tier := per(sec, 7, a)
@@ -230,7 +230,7 @@ func TestPeersRow12PolledFasterThanItRefills(t *testing.T) {
 
 // httpthrottle asks one limiter after the other: refusals by the second consumed nearly 1,000
 // tokens of the first.
-func TestPeersRow14RefusalsBurnNothing(t *testing.T) {
+func TestPeersRefusalsBurnNothing(t *testing.T) {
 	for _, strict := range []int{0, 1} {
 		synctest.Test(t, func(t *testing.T) {
 			tiers := []throttle.Tier{per(24*hour, 1000, throttle.TokenBucket), per(24*hour, 1000, throttle.TokenBucket)}
@@ -253,7 +253,7 @@ func TestPeersRow14RefusalsBurnNothing(t *testing.T) {
 
 // hostrate drops limiters that were idle for a while, even while callers wait in them. The next
 // request got a new limiter, and 10 requests were sent where 3 were allowed.
-func TestPeersRow15EvictionKeepsTheLimit(t *testing.T) {
+func TestPeersEvictionKeepsTheLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, err := throttle.NewGroup(exact(throttle.PerHour(3)), nil, throttle.GroupOptions{MaxKeys: 20})
 		if err != nil {
@@ -307,7 +307,7 @@ func TestPeersRow15EvictionKeepsTheLimit(t *testing.T) {
 
 // uber's ratelimit carries unused requests over: New(10) sent 11 at once after two idle seconds.
 // Here a burst never exceeds the tier's.
-func TestPeersRow17BurstAfterIdle(t *testing.T) {
+func TestPeersBurstAfterIdle(t *testing.T) {
 	for _, test := range []struct {
 		policy throttle.Policy
 		want   int
@@ -339,7 +339,7 @@ func TestPeersRow17BurstAfterIdle(t *testing.T) {
 // = 9,986 1/9. That leaves 13 8/9, or 13 whole requests. The 14th needs a weight of 9,986, which is
 // 9,986/10,000 of the window in view. It has to wait until 14/10,000 of 30 days have passed:
 // 3,628.8 seconds.
-func TestPeersRow18WeightedMonth(t *testing.T) {
+func TestPeersWeightedMonth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const month = 30 * 24 * hour
 		l := limiter(t, exact(per(month, 10_000, throttle.WeightedWindow)), nil)
@@ -362,7 +362,7 @@ func TestPeersRow18WeightedMonth(t *testing.T) {
 
 // go-limiter divides the second by the rate the wrong way round: at 100,000 a second it refilled
 // 10,000.
-func TestPeersRow19LargeRates(t *testing.T) {
+func TestPeersLargeRates(t *testing.T) {
 	for _, a := range []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow, throttle.FixedWindow, throttle.AnchoredWindow,
 		throttle.TokenBucket, throttle.LeakyBucket, throttle.GCRA} {
 		synctest.Test(t, func(t *testing.T) {
@@ -390,7 +390,7 @@ func TestPeersRow19LargeRates(t *testing.T) {
 // In x/time/rate a small request waits behind a large one, which is not documented. That is the
 // design here too, and documented: if small requests overtook large ones, large ones would starve.
 // Only a higher Class overtakes.
-func TestPeersRow20FirstInFirstOut(t *testing.T) {
+func TestPeersFirstInFirstOut(t *testing.T) {
 	p := exact(throttle.Tier{Limit: 10, Window: sec, Algorithm: throttle.TokenBucket, Burst: 100})
 	play(t, p, []step{
 		{do: "allow", n: 100},

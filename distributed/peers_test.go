@@ -100,7 +100,7 @@ var rolling = []throttle.Algorithm{throttle.SlidingLog, throttle.WeightedWindow,
 	throttle.TokenBucket, throttle.LeakyBucket, throttle.GCRA}
 
 // redis_rate returns a time to retry for a cost above the burst, again and again.
-func TestPeersRow07NeverIsAnError(t *testing.T) {
+func TestPeersNeverIsAnError(t *testing.T) {
 	tier := throttle.Tier{Limit: 10, Window: sec, Algorithm: throttle.GCRA, Burst: 20}
 	runInMemory(t, exact(tier), func(t *testing.T, l *throttle.Limiter, _ func(time.Time)) {
 		checkRefusal(t, l.WaitN(context.Background(), 200), throttle.ErrExceedsCapacity, 0)
@@ -115,7 +115,7 @@ func TestPeersRow07NeverIsAnError(t *testing.T) {
 
 // redis_rate is a bucket whose burst is the limit. With "20 per 2 s" it admitted 39 requests in the
 // first 1.99 s.
-func TestPeersRow08AWindowIsAWindow(t *testing.T) {
+func TestPeersAWindowIsAWindow(t *testing.T) {
 	t.Parallel()
 	runInMemory(t, exact(per(2*sec, 20, throttle.SlidingLog)), func(t *testing.T, l *throttle.Limiter, set func(time.Time)) {
 		admitted := 0
@@ -136,7 +136,7 @@ func TestPeersRow08AWindowIsAWindow(t *testing.T) {
 
 // redis_rate has callers retry. 100 callers at 20 a second made 49.8 calls for each admission, and
 // were admitted in random order.
-func TestPeersRow09CallsPerAdmission(t *testing.T) {
+func TestPeersCallsPerAdmission(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		const callers = 100
 		tier := throttle.Tier{Limit: 50, Window: sec, Algorithm: throttle.TokenBucket, Burst: 10}
@@ -172,7 +172,7 @@ func TestPeersRow09CallsPerAdmission(t *testing.T) {
 
 // throttled compares and sets from the client. Of 1,000 calls from 200 goroutines with quota to
 // spare, 536 failed.
-func TestPeersRow10NoErrorsInACrowd(t *testing.T) {
+func TestPeersNoErrorsInACrowd(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	p := policy(per(hour, 10000, throttle.SlidingLog))
@@ -196,7 +196,7 @@ func TestPeersRow10NoErrorsInACrowd(t *testing.T) {
 
 // go-redisstore rounds the expiry of its keys to seconds. A window of half a second became zero,
 // the key was deleted, and all 1,000 calls were admitted.
-func TestPeersRow11HalfASecond(t *testing.T) {
+func TestPeersHalfASecond(t *testing.T) {
 	t.Parallel()
 	for _, a := range append(rolling, throttle.SlidingWindow) {
 		runInMemory(t, exact(per(500*ms, 5, a)), func(t *testing.T, l *throttle.Limiter, _ func(time.Time)) {
@@ -216,7 +216,7 @@ func TestPeersRow11HalfASecond(t *testing.T) {
 // The script of gofr rounds the refill since the last call down to zero and restarts the interval.
 // A bucket that was polled faster than it refills never refilled. Here polling and reading the
 // status change nothing: each poll gets the answer that the definition of the algorithm gives.
-func TestPeersRow12PolledFasterThanItRefills(t *testing.T) {
+func TestPeersPolledFasterThanItRefills(t *testing.T) {
 	t.Parallel()
 	for _, a := range rolling {
 		tier := per(sec, 7, a)
@@ -243,7 +243,7 @@ func TestPeersRow12PolledFasterThanItRefills(t *testing.T) {
 
 // valkeylimiter counts denials, and takes the time from its clients. A client whose clock was 61 s
 // ahead reset the window for all.
-func TestPeersRow13DenialsAndClientClocks(t *testing.T) {
+func TestPeersDenialsAndClientClocks(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		s.SetTime(beginning)
@@ -272,7 +272,7 @@ func TestPeersRow13DenialsAndClientClocks(t *testing.T) {
 
 // httpthrottle asks one limiter after the other. Refusals by the second cost nearly 1,000 tokens of
 // the first.
-func TestPeersRow14RefusalsBurnNothing(t *testing.T) {
+func TestPeersRefusalsBurnNothing(t *testing.T) {
 	for _, strict := range []int{0, 1} {
 		tiers := []throttle.Tier{per(24*hour, 1000, throttle.TokenBucket), per(24*hour, 1000, throttle.TokenBucket)}
 		tiers[strict] = throttle.PerMinute(1)

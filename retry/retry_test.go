@@ -240,7 +240,7 @@ func TestResponseRequest(t *testing.T) {
 	})
 }
 
-func TestPeersRow16BodyNeverResentEmpty(t *testing.T) {
+func TestPeersBodyNeverResentEmpty(t *testing.T) {
 	const order = `{"buy":1}`
 	errBody := errors.New("file is gone")
 	for _, c := range []struct {
