@@ -23,13 +23,6 @@ import (
 	"github.com/apithrottle/throttle/local"
 )
 
-// A told is what an Observer is told of a request's admission.
-type told struct {
-	waited time.Duration
-	tier   string
-	err    string // the reason of a refusal; empty if the request was admitted
-}
-
 // tellings are what an Observer is told of requests, by their numbers.
 type tellings struct {
 	shadow bool
@@ -136,9 +129,6 @@ func (q *tracedRequest) respond(p *throttle.Permit) {
 	time.Sleep(q.steps[2])
 	p.Release()
 }
-
-// pick returns one of the values.
-func pick[T any](r *rand.Rand, values ...T) T { return values[r.IntN(len(values))] }
 
 // upTo returns a random length of time, in nanoseconds, so that no two events coincide.
 func upTo(r *rand.Rand, d time.Duration) time.Duration { return 1 + time.Duration(r.Int64N(int64(d))) }
@@ -417,11 +407,6 @@ func TestShadowRefusesNothing(t *testing.T) {
 			t.Errorf("bad argument %d: %v, want an error", i, err)
 		}
 	}
-}
-
-func release(p *throttle.Permit, err error) error {
-	p.Release()
-	return err
 }
 
 // TestShadowUnsupported checks that what has no shadow mode is an error that names the field and the

@@ -1,7 +1,6 @@
 package throttle_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -25,100 +24,6 @@ import (
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/throttletest"
 )
-
-const (
-	trURL  = "http://provider.test/v1/things"
-	trTick = time.Millisecond
-)
-
-// A trBase is a RoundTripper that answers as its function says, closes the request's body as it
-// must, and records when each request was sent.
-type trBase struct {
-	start  time.Time
-	answer func(n int, r *http.Request) (*http.Response, error) // n counts from 0; if nil, 200 at once
-
-	mu       sync.Mutex // guards all below
-	sent     []time.Duration
-	requests []*http.Request
-}
-
-func trNewBase(answer func(n int, r *http.Request) (*http.Response, error)) *trBase {
-	return &trBase{start: time.Now(), answer: answer}
-}
-
-func (b *trBase) RoundTrip(r *http.Request) (*http.Response, error) {
-	b.mu.Lock()
-	n := len(b.sent)
-	b.sent = append(b.sent, time.Since(b.start))
-	b.requests = append(b.requests, r)
-	b.mu.Unlock()
-	if r.Body != nil {
-		r.Body.Close()
-	}
-	if b.answer == nil {
-		return trAnswer(200), nil
-	}
-	return b.answer(n, r)
-}
-
-// times returns when requests were sent, since the start.
-func (b *trBase) times() []time.Duration {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return slices.Clone(b.sent)
-}
-
-// trAnswer returns a response with a body and with headers in pairs.
-func trAnswer(status int, header ...string) *http.Response {
-	h := http.Header{}
-	for i := 0; i < len(header); i += 2 {
-		h.Add(header[i], header[i+1])
-	}
-	return &http.Response{StatusCode: status, Header: h, Body: io.NopCloser(strings.NewReader("answer"))}
-}
-
-func trLimiter(t *testing.T, p throttle.Policy) *throttle.Limiter {
-	t.Helper()
-	l, err := throttle.New(p, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
-}
-
-func trTier(n int64, window time.Duration) []throttle.Tier {
-	return []throttle.Tier{{Limit: n, Window: window}}
-}
-
-func trAtOnce(n int64) throttle.Policy {
-	return throttle.Policy{Name: "api", Guard: throttle.NoGuard, Tiers: []throttle.Tier{{Limit: n, Algorithm: throttle.Concurrency}}}
-}
-
-// trSend sends a GET and reads and closes the body of its response.
-func trSend(ctx context.Context, rt http.RoundTripper) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, "GET", trURL, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := rt.RoundTrip(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	_, err = io.Copy(io.Discard, resp.Body)
-	return resp, err
-}
-
-// trExpect is like trSend and checks the status of the response.
-func trExpect(t *testing.T, rt http.RoundTripper, status int) {
-	t.Helper()
-	resp, err := trSend(t.Context(), rt)
-	if err != nil {
-		t.Error(err)
-	} else if resp.StatusCode != status {
-		t.Errorf("status is %d, want %d", resp.StatusCode, status)
-	}
-}
 
 func trUsed(t *testing.T, l *throttle.Limiter) int64 {
 	t.Helper()
@@ -277,17 +182,6 @@ func TestTransportStrictProvider(t *testing.T) {
 			}
 		}
 	})
-}
-
-// A trBody counts how often it is closed.
-type trBody struct {
-	io.Reader
-	closed atomic.Int32
-}
-
-func (b *trBody) Close() error {
-	b.closed.Add(1)
-	return nil
 }
 
 func TestTransportClosesBodyOnce(t *testing.T) {
@@ -971,20 +865,6 @@ func TestTransportRequestOfTheResponse(t *testing.T) {
 	}
 }
 
-// A trPipe is the body of a 101 response: a connection.
-type trPipe struct {
-	io.Reader
-	bytes.Buffer
-	closed int
-}
-
-func (p *trPipe) Read(b []byte) (int, error) { return p.Reader.Read(b) }
-
-func (p *trPipe) Close() error {
-	p.closed++
-	return nil
-}
-
 // A Transport to several APIs reads the responses of each by its own profile.
 func TestTransportProfileFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -1018,39 +898,6 @@ func TestTransportProfileFor(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestTransportUpgrade(t *testing.T) {
-	for name, tr := range map[string]*throttle.Transport{
-		"not limited":    {},
-		"limited":        {Limiter: trLimiter(t, throttle.Policy{Tiers: trTier(1, time.Hour)})},
-		"concurrency":    {Limiter: trLimiter(t, trAtOnce(1))},
-		"AttemptTimeout": {AttemptTimeout: time.Hour},
-		"profile of bodies": {Limiter: trLimiter(t, throttle.Policy{Tiers: trTier(1, time.Hour)}),
-			Profile: &answers.Profile{Quotas: []answers.Quota{{Remaining: answers.Field{Path: "left"}}}}},
-	} {
-		pipe := &trPipe{Reader: strings.NewReader("from the server")}
-		tr.Base = trNewBase(func(int, *http.Request) (*http.Response, error) {
-			return &http.Response{StatusCode: http.StatusSwitchingProtocols, Body: pipe}, nil
-		})
-		resp, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil))
-		if err != nil {
-			t.Fatal(err)
-		}
-		conn, ok := resp.Body.(io.ReadWriteCloser)
-		if !ok {
-			t.Fatalf("%s: the body is a %T, want a writer too", name, resp.Body)
-		}
-		if _, err := io.WriteString(conn, "to the server"); err != nil || pipe.String() != "to the server" {
-			t.Errorf("%s: wrote %q, %v; want to the server", name, pipe.String(), err)
-		}
-		if text, err := io.ReadAll(conn); string(text) != "from the server" || err != nil {
-			t.Errorf("%s: read %q, %v; want from the server", name, text, err)
-		}
-		if err := conn.Close(); err != nil || pipe.closed != 1 {
-			t.Errorf("%s: closed %d times, %v; want once", name, pipe.closed, err)
-		}
-	}
 }
 
 // A trReader fails in the middle.

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"os"
+	"net/http"
+	"net/http/httptest"
 	"os/exec"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -19,20 +21,10 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
-	"github.com/apithrottle/throttle/internal/leaktest"
 	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/store"
-	"github.com/apithrottle/throttle/throttletest"
 )
-
-const (
-	ms   = time.Millisecond
-	sec  = time.Second
-	hour = time.Hour
-)
-
-func TestMain(m *testing.M) { os.Exit(leaktest.Run(m)) }
 
 // TestRootLinksNoThirdParty checks that the root package and those that observe it link only the
 // standard library and this module.
@@ -55,42 +47,6 @@ func TestRootLinksNoThirdParty(t *testing.T) {
 	}
 }
 
-func limiter(t *testing.T, p throttle.Policy, s throttle.Store) *throttle.Limiter {
-	t.Helper()
-	l, err := throttle.New(p, s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
-}
-
-// exact returns a policy whose requests arrive when they are admitted.
-func exact(tiers ...throttle.Tier) throttle.Policy {
-	return throttle.Policy{Name: "api", Tiers: tiers, Guard: throttle.NoGuard}
-}
-
-func per(window time.Duration, limit int64, a throttle.Algorithm) throttle.Tier {
-	return throttle.Tier{Limit: limit, Window: window, Algorithm: a}
-}
-
-func counter(t *testing.T, tiers ...throttle.Tier) *throttletest.Counter {
-	t.Helper()
-	c, err := throttletest.NewCounter(tiers...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
-}
-
-func status(t *testing.T, l *throttle.Limiter) throttle.Status {
-	t.Helper()
-	s, err := l.Status(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
 func TestNewErrors(t *testing.T) {
 	s := local.New()
 	limiter(t, throttle.Policy{Name: "taken", Tiers: []throttle.Tier{throttle.PerDay(5)}}, s)
@@ -108,68 +64,6 @@ func TestNewErrors(t *testing.T) {
 			t.Errorf("step %d: %v, %v; want an error that contains %s", i, l, err, test.want)
 		}
 	}
-}
-
-// A step is one event at one time. By default a caller arrives and waits; a later step can cancel
-// its context by its name.
-type step struct {
-	at     time.Duration // since the start; in ascending order
-	do     string        // "" for a caller, "cancel", "pause", or "allow" or "refuse" for the expected result of Allow
-	caller string        // the name of the caller that arrives or is canceled
-	n      int64         // requests at once. If zero, 1
-	within time.Duration // the caller's timeout from now on. If zero, none
-	pause  time.Duration
-
-	end  time.Duration // when the caller returns, since the start
-	err  error         // what the caller's error matches
-	wait time.Duration // WaitError.Wait of that error
-}
-
-// play runs the steps under a policy in virtual time.
-func play(t *testing.T, p throttle.Policy, steps []step) {
-	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		t.Helper()
-		l, start := limiter(t, p, nil), time.Now()
-		cancels := make(map[string]context.CancelFunc)
-		var wg sync.WaitGroup
-		for i, s := range steps {
-			time.Sleep(s.at - time.Since(start))
-			synctest.Wait()
-			name := fmt.Sprintf("step %d (%s%s at %v)", i, s.do, s.caller, s.at)
-			switch n := max(1, s.n); s.do {
-			case "cancel":
-				cancels[s.caller]()
-			case "pause":
-				if err := l.Pause(t.Context(), s.pause); err != nil {
-					t.Errorf("%s: %v", name, err)
-				}
-			case "allow", "refuse":
-				if got := l.AllowN(n); got != (s.do == "allow") {
-					t.Errorf("%s: AllowN(%d) = %v, want %v", name, n, got, !got)
-				}
-			default:
-				ctx, cancel := context.WithCancel(context.Background())
-				if s.within > 0 {
-					ctx, cancel = context.WithTimeout(context.Background(), s.within)
-				}
-				cancels[s.caller] = cancel
-				defer cancel()
-				wg.Go(func() {
-					err := l.WaitN(ctx, n)
-					if end := time.Since(start); end != s.end || !errors.Is(err, s.err) {
-						t.Errorf("%s: got %v at %v, want %v at %v", name, err, end, s.err, s.end)
-					}
-					var w *throttle.WaitError
-					if errors.As(err, &w); w != nil && w.Wait != s.wait {
-						t.Errorf("%s: the wait would have been %v, want %v", name, w.Wait, s.wait)
-					}
-				})
-			}
-			synctest.Wait()
-		}
-		wg.Wait()
-	})
 }
 
 // TestWaitSteps runs short sequences of events. A caller without an expected error is admitted.
@@ -324,153 +218,6 @@ func TestWaitSteps(t *testing.T) {
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) { play(t, test.policy, test.steps) })
-	}
-}
-
-// A randomCaller is one of many callers that arrive at random times.
-type randomCaller struct {
-	arrives, leaves int64 // µs since the start; at leaves its context is canceled, if it still waits
-	cost            int64
-	end             int64 // µs since the start when it was admitted, or gone if it was canceled
-}
-
-const gone, never = -1, math.MaxInt64
-
-// runCallers runs each caller in a goroutine and records when it is admitted. The callers must
-// arrive at different times, in order.
-func runCallers(t *testing.T, p throttle.Policy, callers []randomCaller) []randomCaller {
-	callers = slices.Clone(callers)
-	synctest.Test(t, func(t *testing.T) {
-		l, start := limiter(t, p, nil), time.Now()
-		since := func() int64 { return time.Since(start).Microseconds() }
-		var wg sync.WaitGroup
-		for i := range callers {
-			c := &callers[i]
-			time.Sleep(time.Duration(c.arrives-since()) * time.Microsecond)
-			wg.Go(func() {
-				ctx, cancel := context.WithCancel(context.Background())
-				defer cancel()
-				if c.leaves != never {
-					defer time.AfterFunc(time.Duration(c.leaves-since())*time.Microsecond, cancel).Stop()
-				}
-				switch err := l.WaitN(ctx, c.cost); {
-				case err == nil:
-					c.end = since()
-				case err == context.Canceled && since() == c.leaves:
-					c.end = gone
-				default:
-					t.Errorf("caller %d: WaitN() = %v after %d µs", i, err, since())
-				}
-			})
-			synctest.Wait()
-		}
-		wg.Wait()
-	})
-	return callers
-}
-
-// referenceRun computes the results that runCallers must have. In its one queue the first caller
-// waits until the provider's own counter has room for its cost.
-func referenceRun(t *testing.T, p throttle.Policy, callers []randomCaller) []randomCaller {
-	callers = slices.Clone(callers)
-	provider, start := counter(t, p.Tiers...), bubbleStart.UnixMicro()
-	free := int64(0) // when the last caller left the head of the queue
-	for i := range callers {
-		c := &callers[i]
-		head := max(c.arrives, free)
-		c.end = gone
-		if c.leaves <= head {
-			continue // canceled before it was at the head
-		}
-		cost := map[string]int64{"requests": c.cost}
-		at, ok := provider.Earliest(start+head, cost)
-		if !ok {
-			t.Fatalf("caller %d: the cost exceeds the capacity of the counter", i)
-		}
-		if free = c.leaves; at-start < c.leaves {
-			provider.Arrive(at, cost)
-			c.end, free = at-start, at-start
-		}
-	}
-	return callers
-}
-
-var bubbleStart = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // the start of every synctest bubble
-
-// compareEnds reports the callers whose ends differ between two runs.
-func compareEnds(t *testing.T, what string, got, want []randomCaller) {
-	t.Helper()
-	bad := 0
-	for i := range got {
-		if got[i].end == want[i].end {
-			continue
-		}
-		if bad++; bad > 5 {
-			t.Errorf("%s: further callers differ", what)
-			return
-		}
-		t.Errorf("%s: caller %d is %+v, want end %d", what, i, got[i], want[i].end)
-	}
-}
-
-// counters are the algorithms that admit exactly to the microsecond.
-var counters = []throttle.Algorithm{
-	throttle.SlidingLog, throttle.FixedWindow, throttle.AnchoredWindow, throttle.WeightedWindow,
-	throttle.TokenBucket, throttle.LeakyBucket, throttle.GCRA,
-}
-
-// randomCallers returns a policy whose first tier has the algorithm, and callers that arrive about
-// twice as fast as it admits. Two thirds of them have a time at which they are canceled.
-func randomCallers(r *rand.Rand, a throttle.Algorithm, size int) (throttle.Policy, []randomCaller) {
-	limit := 1 + r.Int64N(20)
-	window := time.Duration(1_000+r.Int64N(2_000_000)) * time.Microsecond
-	p := exact(per(window, limit, a))
-	if r.IntN(2) == 0 {
-		p.Tiers = append(p.Tiers, per(window*3, limit*2, counters[r.IntN(len(counters))]))
-	}
-	callers := make([]randomCaller, size)
-	pace := window.Microseconds() / limit
-	now := int64(0)
-	for i := range callers {
-		now += 1 + r.Int64N(pace)
-		c := randomCaller{arrives: now, leaves: never, cost: 1}
-		if r.IntN(3) > 0 {
-			c.leaves = now + 1 + r.Int64N(pace*int64(size)/4)
-		}
-		callers[i] = c
-	}
-	return p, callers
-}
-
-// TestCancelStorm cancels up to two thirds of many callers at random times. The others must be
-// admitted at the same microsecond as in a run without the canceled callers.
-func TestCancelStorm(t *testing.T) {
-	for _, a := range counters {
-		t.Run(a.String(), func(t *testing.T) {
-			t.Parallel()
-			left, seeds := 0, soak.Times(6)
-			for seed := range uint64(seeds) {
-				p, all := randomCallers(rand.New(rand.NewPCG(seed, uint64(a))), a, 300)
-				if seed%2 == 1 {
-					p.Guard = 0
-				}
-				name := fmt.Sprintf("seed %d, %v", seed, p)
-				stormy := runCallers(t, p, all)
-				stayed := slices.DeleteFunc(slices.Clone(stormy), func(c randomCaller) bool { return c.end == gone })
-				left += len(all) - len(stayed)
-				calm := slices.Clone(stayed)
-				for i := range calm {
-					calm[i].leaves = never
-				}
-				compareEnds(t, name, stayed, runCallers(t, p, calm))
-				if p.Guard == throttle.NoGuard {
-					compareEnds(t, name+", by the counter", stormy, referenceRun(t, p, all))
-				}
-			}
-			if left < 16*seeds {
-				t.Errorf("%d callers were canceled, want at least %d", left, 16*seeds)
-			}
-		})
 	}
 }
 
@@ -703,222 +450,6 @@ func TestExceedsCapacityNamesTheTier(t *testing.T) {
 	}
 }
 
-// acquire admits a request and fails the test if that takes time.
-func acquire(t *testing.T, l *throttle.Limiter, c throttle.Cost) *throttle.Permit {
-	t.Helper()
-	start := time.Now()
-	p, err := l.Acquire(context.Background(), c)
-	if err != nil || time.Since(start) > 0 {
-		t.Fatalf("Acquire(%v): %v after %v, want nil at once", c, err, time.Since(start))
-	}
-	return p
-}
-
-// TestPermitCancel checks that a cancellation within the guard interval restores the state.
-func TestPermitCancel(t *testing.T) {
-	for _, a := range append(counters, throttle.SlidingWindow) {
-		t.Run(a.String(), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				tiers := []throttle.Tier{per(sec, 10, a), {Limit: 100, Window: time.Minute, Unit: "tokens", Algorithm: a}, {Limit: 9, Algorithm: throttle.Concurrency}}
-				l := limiter(t, throttle.Policy{Tiers: tiers}, nil)
-				twin := limiter(t, throttle.Policy{Tiers: tiers}, nil)
-				for range 3 {
-					acquire(t, l, throttle.Cost{"tokens": 5}).Arrived()
-					acquire(t, twin, throttle.Cost{"tokens": 5}).Arrived()
-				}
-				var permits []*throttle.Permit
-				for n := range int64(6) {
-					time.Sleep(7 * ms)
-					permits = append(permits, acquire(t, l, throttle.Cost{"tokens": 10 + n}))
-				}
-				rand.Shuffle(len(permits), func(i, j int) { permits[i], permits[j] = permits[j], permits[i] })
-				for _, p := range permits {
-					if err := p.Cancel(context.Background()); err != nil {
-						t.Error(err)
-					}
-				}
-				for _, later := range []time.Duration{0, 8 * ms, 100 * ms, 900 * ms, time.Minute} {
-					time.Sleep(later)
-					if got, want := status(t, l), status(t, twin); !reflect.DeepEqual(got, want) {
-						t.Errorf("%v later the state is\n%+v, want\n%+v", later, got, want)
-					}
-				}
-			})
-		})
-	}
-}
-
-// TestPermitCancelAfterTheGuard checks that a later cancellation frees only the place in the
-// Concurrency tier, because the provider may have counted the request.
-func TestPermitCancelAfterTheGuard(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := limiter(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(9), {Limit: 9, Algorithm: throttle.Concurrency}}}, nil)
-		p := acquire(t, l, nil)
-		time.Sleep(50 * ms)
-		if err := p.Cancel(context.Background()); err != nil {
-			t.Error(err)
-		}
-		if s := status(t, l).Tiers; s[0].Used != 1 || s[1].Used != 0 {
-			t.Errorf("used: %d of the hour and %d open, want 1 and 0", s[0].Used, s[1].Used)
-		}
-	})
-}
-
-// TestAnchoredOpenerCanceled checks that an anchored window opens with the first request that is
-// sent, not with a canceled one.
-func TestAnchoredOpenerCanceled(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, start := limiter(t, throttle.Policy{Tiers: []throttle.Tier{per(sec, 2, throttle.AnchoredWindow)}}, nil), time.Now()
-		opener := acquire(t, l, nil)
-		time.Sleep(10 * ms)
-		opener.Cancel(context.Background())
-		time.Sleep(10 * ms)
-		acquire(t, l, nil).Arrived()
-		acquire(t, l, nil).Arrived()
-		if err := l.Wait(context.Background()); err != nil || time.Since(start) != 1020*ms {
-			t.Errorf("the next window opens after %v, %v; want 1.02s", time.Since(start), err)
-		}
-	})
-}
-
-// TestPermitTwice checks that only the first call of each method of a Permit has an effect.
-func TestPermitTwice(t *testing.T) {
-	ctx := context.Background()
-	arrived, release := (*throttle.Permit).Arrived, (*throttle.Permit).Release
-	cancel := func(p *throttle.Permit) { p.Cancel(ctx) }
-	type calls = []func(*throttle.Permit)
-	for _, test := range []struct {
-		name       string
-		calls      calls
-		used, open int64 // what is still charged for two permits, one of which gets the calls
-	}{
-		{"nothing", nil, 2, 2},
-		{"arrived", calls{arrived, arrived, arrived}, 2, 2},
-		{"released", calls{release, release, arrived, release}, 2, 1},
-		{"canceled", calls{cancel, cancel, arrived, release}, 1, 1},
-		{"canceled after it arrived", calls{arrived, cancel, cancel}, 2, 2},
-		{"canceled after it was released", calls{release, cancel, release}, 2, 1},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			l := limiter(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(9), {Limit: 9, Algorithm: throttle.Concurrency}}}, nil)
-			acquire(t, l, nil)
-			p := acquire(t, l, nil)
-			for _, f := range test.calls {
-				f(p)
-			}
-			if s := status(t, l).Tiers; s[0].Used != test.used || s[1].Used != test.open {
-				t.Errorf("%s: %d are used and %d open, want %d and %d", test.name, s[0].Used, s[1].Used, test.used, test.open)
-			}
-			var wg sync.WaitGroup
-			for range 10 {
-				wg.Go(func() { release(p); cancel(p) })
-			}
-			wg.Wait()
-			if open := status(t, l).Tiers[1].Used; open != 1 {
-				t.Errorf("%s, then released and canceled ten times: %d are open, want 1", test.name, open)
-			}
-		})
-	}
-	var none *throttle.Permit
-	none.Arrived()
-	none.Release()
-	if err := none.Cancel(ctx); err != nil {
-		t.Errorf("Cancel of a nil permit: %v", err)
-	}
-}
-
-// TestConcurrencyNeedsPermit checks that a policy with Concurrency refuses calls that return no
-// Permit.
-func TestConcurrencyNeedsPermit(t *testing.T) {
-	l := limiter(t, exact(throttle.PerSecond(5), throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency}), nil)
-	for name, err := range map[string]error{
-		"Wait":     l.Wait(context.Background()),
-		"WaitN(1)": l.WaitN(context.Background(), 1),
-		"WaitN(2)": l.WaitN(context.Background(), 2),
-	} {
-		if !errors.Is(err, throttle.ErrNeedsPermit) {
-			t.Errorf("%s: %v, want ErrNeedsPermit", name, err)
-		}
-	}
-	if l.Allow() || l.AllowN(1) {
-		t.Error("Allow or AllowN is true on a policy with Concurrency")
-	}
-	if used := status(t, l).Tiers[0].Used; used != 0 {
-		t.Errorf("%d are charged, want 0", used)
-	}
-}
-
-// TestReleaseWakes checks that waiting callers get a place when it becomes free, in order, also
-// through another Limiter of the same quota.
-func TestReleaseWakes(t *testing.T) {
-	policy := exact(throttle.Tier{Limit: 2, Algorithm: throttle.Concurrency})
-	for name, s := range map[string]throttle.Store{"one limiter": nil, "two on one store": local.New()} {
-		synctest.Test(t, func(t *testing.T) {
-			l, start := limiter(t, policy, s), time.Now()
-			other := l
-			if s != nil {
-				other = limiter(t, policy, s)
-			}
-			first, second := acquire(t, l, nil), acquire(t, other, nil)
-			var wg sync.WaitGroup
-			for i := range 6 {
-				wg.Go(func() {
-					time.Sleep(time.Duration(i+1) * ms)
-					// No caller is refused, since a forecast takes places as free.
-					ctx, cancel := context.WithTimeout(context.Background(), hour)
-					defer cancel()
-					p, err := other.Acquire(ctx, nil)
-					want := time.Duration(i/2)*sec + sec
-					if i%2 == 1 {
-						want += 500 * ms
-					}
-					if err != nil || time.Since(start) != want {
-						t.Errorf("%s: caller %d: %v after %v, want %v", name, i, err, time.Since(start), want)
-					}
-					time.Sleep(sec)
-					p.Release()
-				})
-			}
-			time.Sleep(sec)
-			first.Release()
-			time.Sleep(500 * ms)
-			second.Release()
-			wg.Wait()
-		})
-	}
-}
-
-// TestArrivedWakes checks that an early response makes room early, also for a caller of another
-// Limiter and for a caller with a deadline.
-func TestArrivedWakes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		policy, s := throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(1)}, Guard: 10 * sec}, local.New()
-		l, other, start := limiter(t, policy, s), limiter(t, policy, s), time.Now()
-		p := acquire(t, l, nil)
-		var wg sync.WaitGroup
-		for i, ask := range []*throttle.Limiter{l, other} {
-			wg.Go(func() {
-				// Without the response the wait would be 11 s.
-				ctx, cancel := context.WithTimeout(context.Background(), 1300*ms)
-				defer cancel()
-				err := ask.Wait(ctx)
-				if err != nil && err != context.DeadlineExceeded {
-					t.Errorf("caller %d: %v", i, err)
-				}
-				if want := map[bool]time.Duration{true: 1200 * ms, false: 1300 * ms}[err == nil]; time.Since(start) != want {
-					t.Errorf("caller %d: %v after %v, want %v", i, err, time.Since(start), want)
-				}
-			})
-		}
-		time.Sleep(200 * ms)
-		p.Arrived()
-		wg.Wait()
-		if used := status(t, l).Tiers[0].Used; used != 1 {
-			t.Errorf("%d were admitted, want 1", used)
-		}
-	})
-}
-
 // TestOneQuotaTwoLimiters checks that Limiters with one name on one store share the quota and its
 // pauses, and that each keeps its own queue in order.
 func TestOneQuotaTwoLimiters(t *testing.T) {
@@ -1124,19 +655,6 @@ func (q hookedQuota) TryAcquire(ctx context.Context, r store.Request) (store.Dec
 	return b, err
 }
 
-// The quotas of a plain store have no forecasts.
-type plain struct{ local.Store }
-
-func (s *plain) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
-	q, err := s.Store.Open(key, plan, report)
-	return plainQuota{q}, err
-}
-
-type plainQuota struct{ store.Quota }
-
-func (plainQuota) Forecast() store.Forecast                    { return nil }
-func (plainQuota) Soonest([]int64, int64) (time.Duration, int) { return 0, -1 }
-
 // TestWithoutForecast checks that order, deadlines and pauses hold without forecasts, although some
 // refusals then come only when the time is over.
 func TestWithoutForecast(t *testing.T) {
@@ -1248,58 +766,6 @@ func TestWhileTheHeadAsks(t *testing.T) {
 	}
 }
 
-// TestDeadlineOverPermits checks that the forecast for a newcomer follows the fate of the requests
-// in flight.
-func TestDeadlineOverPermits(t *testing.T) {
-	for _, test := range []struct {
-		name   string
-		cancel bool // the first request is canceled after 100 ms; else it lands at the end of the guard interval
-		late   time.Duration
-		within time.Duration
-		end    time.Duration
-		wait   time.Duration // of the refusal
-	}{
-		{"a request is canceled", true, 100 * ms, 2300 * ms, 2100 * ms, 0},
-		{"a request is canceled, but the newcomer is late", true, 100 * ms, 1900 * ms, 100 * ms, 2 * sec},
-		{"a request stays in flight", false, 5 * sec, 2500 * ms, 5 * sec, 3 * sec},
-		{"a request stays in flight, but the newcomer has time", false, 5 * sec, 9 * sec, 13 * sec, 0},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l, start := limiter(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1)}, Guard: 10 * sec}, nil), time.Now()
-				first := acquire(t, l, nil)
-				var wg sync.WaitGroup
-				for range 2 {
-					wg.Go(func() {
-						ctx, cancel := context.WithTimeout(context.Background(), hour)
-						defer cancel()
-						p, err := l.Acquire(ctx, nil)
-						if err != nil {
-							t.Error(err)
-						}
-						p.Arrived()
-					})
-				}
-				time.Sleep(test.late)
-				if test.cancel {
-					first.Cancel(context.Background())
-				}
-				ctx, cancel := context.WithTimeout(context.Background(), test.within)
-				defer cancel()
-				_, err := l.Acquire(ctx, nil)
-				var w *throttle.WaitError
-				if errors.As(err, &w); (w == nil) != (test.wait == 0) || w == nil && err != nil || w != nil && w.Wait != test.wait {
-					t.Errorf("the newcomer gets %v, want a refusal for %v", err, test.wait)
-				}
-				if took := time.Since(start); took != test.end {
-					t.Errorf("the newcomer returns after %v, want %v", took, test.end)
-				}
-				wg.Wait()
-			})
-		})
-	}
-}
-
 // TestStalledHead lets one call to the store take an hour. Then the queue must go on at the pace of
 // the tiers.
 func TestStalledHead(t *testing.T) {
@@ -1402,27 +868,6 @@ func TestTwoWindows(t *testing.T) {
 	}
 }
 
-// A countingForecasts store counts the forecasts that are made.
-type countingForecasts struct {
-	local.Store
-	made atomic.Int64
-}
-
-type countingForecastsQuota struct {
-	store.Quota
-	s *countingForecasts
-}
-
-func (s *countingForecasts) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
-	q, err := s.Store.Open(key, plan, report)
-	return countingForecastsQuota{q, s}, err
-}
-
-func (q countingForecastsQuota) Forecast() store.Forecast {
-	q.s.made.Add(1)
-	return q.Quota.Forecast()
-}
-
 // TestManyDeadlines checks that a thousand callers with deadlines, half of which are late, share a
 // few forecasts.
 func TestManyDeadlines(t *testing.T) {
@@ -1453,4 +898,178 @@ func TestManyDeadlines(t *testing.T) {
 			t.Errorf("%d forecasts were made, want at most 3", made)
 		}
 	})
+}
+
+// TestWaitAllocs checks that a call without a shadow allocates nothing, with and without an Observer.
+func TestWaitAllocs(t *testing.T) {
+	for _, o := range []*throttle.Observer{nil, {}} {
+		l := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1_000_000)}, Observer: o}, nil)
+		for name, call := range map[string]func(){
+			"Wait": func() { _ = l.Wait(t.Context()) }, "WaitN": func() { _ = l.WaitN(t.Context(), 1) }, "Allow": func() { l.Allow() },
+		} {
+			want := 0.0
+			if name == "WaitN" && o != nil {
+				want = 1 // the observation
+			}
+			if n := testing.AllocsPerRun(100, call); n > want {
+				t.Errorf("%s: %v allocations", name, n)
+			}
+		}
+	}
+}
+
+// TestRoundTripAllocs checks that a request that learns nothing allocates nothing.
+func TestRoundTripAllocs(t *testing.T) {
+	resp := &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}
+	tr := &throttle.Transport{
+		Limiter: mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1_000_000)}}, nil),
+		Base:    roundTripper(func(*http.Request) (*http.Response, error) { return resp, nil }),
+	}
+	req := httptest.NewRequest("GET", trURL, nil)
+	if n := testing.AllocsPerRun(100, func() { _, _ = tr.RoundTrip(req) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// A crowd is a quota that is used up and the callers that wait for it.
+type crowd struct {
+	policy   throttle.Policy
+	nested   bool // in two more quotas
+	inFlight bool // the responses are to come
+	waiters  int
+}
+
+// refusals returns the ways in which a call is refused at once, until the test ends.
+func (c crowd) refusals(t testing.TB) map[string]func() error {
+	c.policy.Name, c.policy.Guard = "quota", throttle.NoGuard
+	if c.inFlight {
+		c.policy.Guard = 10 * time.Minute
+	}
+	maxWait := time.Minute
+	if c.waiters > 0 { // they wait for longer
+		maxWait = 0
+	}
+	if !c.nested {
+		c.policy.MaxWait = maxWait
+	}
+	full := mustNew(t, c.policy, nil)
+	l := full
+	if c.nested {
+		inner := mustNew(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(1_000_000)}, MaxWait: maxWait}, nil)
+		l = inner.Within(mustNew(t, throttle.Policy{Name: "middle", Tiers: []throttle.Tier{throttle.PerSecond(1_000_000)}}, nil).Within(full))
+	}
+	for {
+		p, err := l.TryAcquire(t.Context(), nil)
+		if err != nil {
+			break
+		}
+		if !c.inFlight {
+			p.Arrived()
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for range c.waiters {
+		wg.Go(func() { _, _ = l.Acquire(ctx, nil) })
+	}
+	for waitingFor(t, full) < c.waiters {
+		time.Sleep(time.Millisecond)
+	}
+	soon, stop := context.WithTimeout(ctx, 50*time.Second)
+	t.Cleanup(func() {
+		stop()
+		cancel()
+		wg.Wait()
+	})
+	tr := &throttle.Transport{Limiter: l, Base: trNewBase(nil), SendBy: func(*http.Request) time.Time { return time.Now().Add(20 * time.Minute) }}
+	req := httptest.NewRequest("GET", trURL, nil)
+	ways := map[string]func() error{
+		"deadline":   func() error { _, err := l.Acquire(soon, nil); return err },
+		"TryAcquire": func() error { _, err := l.TryAcquire(t.Context(), nil); return err },
+		"SendBy":     func() error { _, err := tr.RoundTrip(req); return err },
+	}
+	if maxWait > 0 {
+		ways["MaxWait"] = func() error { _, err := l.Acquire(ctx, nil); return err }
+	}
+	return ways
+}
+
+func waitingFor(t testing.TB, l *throttle.Limiter) int {
+	s, err := l.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Waiting
+}
+
+// TestRefusalAllocs checks that a refusal allocates at most 1 KB for each scope, under any policy, with and without
+// other callers that wait.
+func TestRefusalAllocs(t *testing.T) {
+	soak.NoRace(t, "it empties pools at random")
+	for name, p := range full() {
+		for _, c := range []crowd{
+			{p, false, false, 0}, {p, false, true, 0}, {p, false, true, 1}, {p, false, false, 1000},
+			{p, true, false, 0}, {p, true, true, 1}, {p, true, false, 1000},
+		} {
+			if c.waiters > 0 && slices.ContainsFunc(p.Tiers, func(t throttle.Tier) bool { return t.Budget }) {
+				continue
+			}
+			for way, refuse := range c.refusals(t) {
+				for range 20 { // until the forecast reaches the end of the queue
+					if err := refuse(); !errors.Is(err, throttle.ErrDeadline) && !errors.Is(err, throttle.ErrExhausted) {
+						t.Fatalf("%s, %+v, %s: %v", name, c, way, err)
+					}
+				}
+				const runs = 20
+				var each []uint64
+				for range 9 { // a batch may renew the forecast
+					var before, after runtime.MemStats
+					runtime.ReadMemStats(&before)
+					for range runs {
+						_ = refuse()
+					}
+					runtime.ReadMemStats(&after)
+					each = append(each, (after.TotalAlloc-before.TotalAlloc)/runs)
+				}
+				slices.Sort(each)
+				most := uint64(1024)
+				if c.nested {
+					most *= 3
+				}
+				if median := each[len(each)/2]; median > most {
+					t.Errorf("%s, nested %v, in flight %v, %d waiters, %s: %d bytes", name, c.nested, c.inFlight, c.waiters, way, median)
+				}
+			}
+		}
+	}
+}
+
+// BenchmarkRefusal reports the median time and the memory of a refusal.
+func BenchmarkRefusal(b *testing.B) {
+	for name, p := range full() {
+		for _, nested := range []bool{false, true} {
+			for _, waiters := range []int{0, 1, 1000, 1_000_000} {
+				if waiters > 0 && name == "a budget" || waiters > 1000 && name != "a log" {
+					continue
+				}
+				b.Run(fmt.Sprintf("%s/nested=%v/%d", name, nested, waiters), func(b *testing.B) {
+					for way, refuse := range (crowd{p, nested, waiters == 0, waiters}).refusals(b) {
+						b.Run(way, func(b *testing.B) {
+							var each []time.Duration
+							b.ReportAllocs()
+							for b.Loop() {
+								began := time.Now()
+								if err := refuse(); err == nil {
+									b.Fatal("a request was admitted")
+								}
+								each = append(each, time.Since(began))
+							}
+							slices.Sort(each)
+							b.ReportMetric(float64(each[len(each)/2].Nanoseconds()), "median-ns")
+						})
+					}
+				})
+			}
+		}
+	}
 }

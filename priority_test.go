@@ -17,8 +17,6 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-var classes = []throttle.Class{throttle.Normal, throttle.Interactive, throttle.Batch}
-
 func TestClassNames(t *testing.T) {
 	for c, want := range map[throttle.Class]string{
 		throttle.Normal: "normal", throttle.Interactive: "interactive", throttle.Batch: "batch", 7: "class(7)",
@@ -27,16 +25,6 @@ func TestClassNames(t *testing.T) {
 			t.Errorf("class %d is %q, want %q", uint8(c), c, want)
 		}
 	}
-}
-
-// A classCaller is one caller of a class.
-type classCaller struct {
-	class   throttle.Class
-	arrives time.Duration // since the start
-	leaves  time.Duration // when its context is canceled, if it still waits. If zero, never
-	within  time.Duration // its timeout, from its arrival on. If zero, none
-	end     time.Duration // when it was admitted, refused or canceled
-	err     error
 }
 
 // runClassCallers lets each caller wait for one request, in a goroutine, and returns the callers
@@ -186,17 +174,6 @@ func TestClassesDeadlinesByRank(t *testing.T) {
 			}
 		})
 	}
-}
-
-// waits returns the sorted waits of the admitted callers of a class.
-func waits(callers []classCaller, c throttle.Class) (list []time.Duration) {
-	for _, g := range callers {
-		if g.class == c && g.err == nil {
-			list = append(list, g.end-g.arrives)
-		}
-	}
-	slices.Sort(list)
-	return list
 }
 
 func p99(list []time.Duration) time.Duration { return list[len(list)*99/100] }

@@ -16,9 +16,6 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// cents returns a budget of n cents.
-func cents(n int64, p throttle.Period) throttle.Tier { return throttle.Budget(n, "cents", p) }
-
 // buy asks for n cents.
 func buy(l *throttle.Limiter, n int64) (*throttle.Permit, error) {
 	return l.Acquire(context.Background(), throttle.Cost{"cents": n})
