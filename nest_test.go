@@ -688,7 +688,7 @@ func TestWithinRefusedAtOnce(t *testing.T) {
 // An interrupting store calls back once while it decides. The call then ends with its context.
 type interrupting struct {
 	throttle.Store
-	interrupt func()
+	interrupt atomic.Pointer[func()]
 }
 
 func (s *interrupting) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
@@ -702,9 +702,8 @@ type interruptingQuota struct {
 }
 
 func (q interruptingQuota) TryAcquire(ctx context.Context, r store.Request) (store.Decision, error) {
-	if f := q.of.interrupt; f != nil {
-		q.of.interrupt = nil
-		f()
+	if f := q.of.interrupt.Swap(nil); f != nil {
+		(*f)()
 		return store.Decision{}, ctx.Err()
 	}
 	return q.Quota.TryAcquire(ctx, r)
@@ -722,14 +721,13 @@ func TestWithinOwnError(t *testing.T) {
 		if !outer.Allow() {
 			t.Fatal("the outer quota does not admit a first request")
 		}
-		time.AfterFunc(time.Second, func() {
-			s.interrupt = func() {
-				if err := l.SetPolicy(t.Context(), throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(2)}}); err != nil {
-					t.Error(err)
-				}
-				<-ctx.Done()
+		interrupt := func() {
+			if err := l.SetPolicy(t.Context(), throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(2)}}); err != nil {
+				t.Error(err)
 			}
-		})
+			<-ctx.Done()
+		}
+		time.AfterFunc(time.Second, func() { s.interrupt.Store(&interrupt) })
 		if err := l.Wait(ctx); err != context.DeadlineExceeded {
 			t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
 		}
