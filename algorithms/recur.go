@@ -76,7 +76,7 @@ func (r *anchoredWindow) recurs(l, o *Ledger, by int64) bool {
 // counts and the instant of the last landing.
 func (a *aligned) recurs(words, before []int64, by int64) bool {
 	last := len(words) - 1
-	return by%a.window == 0 && words[0]-before[0] == by/a.window && words[last]-before[last] == by &&
+	return a.zone == nil && by%a.window == 0 && words[0]-before[0] == by/a.window && words[last]-before[last] == by &&
 		slices.Equal(words[1:last], before[1:last])
 }
 
@@ -87,8 +87,6 @@ func (r *fixedWindow) recurs(l, o *Ledger, by int64) bool {
 func (r *weightedWindow) recurs(l, o *Ledger, by int64) bool {
 	return r.aligned.recurs(l.word[r.word:r.word+4], o.word[r.word:r.word+4], by)
 }
-
-func (*calendar) recurs(_, _ *Ledger, _ int64) bool { return false }
 
 func (r *bucket) recurs(l, o *Ledger, by int64) bool {
 	t, before := r.tat(l), r.tat(o)

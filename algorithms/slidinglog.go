@@ -12,6 +12,9 @@ var slidingLogCounter = counter{
 	steady:  true,
 }
 
+// rollingRate returns the rate of a counter in which each unit counts for the guard and a window.
+func rollingRate(limit, window, _, guard float64) float64 { return limit / (window + guard) }
+
 // slidingLog admits at most limit units in every half-open interval of one window, the exact
 // rolling window: 60 a minute is 60 in any minute, and never 119 around a full one.
 //
