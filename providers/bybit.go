@@ -49,11 +49,7 @@ func Bybit() Provider {
 		SendBy: bybitSendBy,
 		Profile: answers.Profile{
 			// The header X-Bapi-Limit-Reset-Timestamp is the present while requests are left.
-			Quotas: []answers.Quota{{
-				Unit:      "calls",
-				Limit:     answers.Field{Header: "X-Bapi-Limit"},
-				Remaining: answers.Field{Header: "X-Bapi-Limit-Status"},
-			}},
+			Quotas: []answers.Quota{inHeaders("calls", "X-Bapi-Limit", "X-Bapi-Limit-Status", answers.Field{})},
 			Rules: []answers.Rule{
 				{
 					Status: http.StatusOK, Path: "retCode", Text: "10006", Kind: answers.Limited, Wait: time.Second,
