@@ -175,14 +175,3 @@ func (p *Plan) PeriodStarts(wall int64) (starts []int64) {
 	}
 	return starts
 }
-
-// exhausted returns the first budget that cannot admit the cost now, or else the tier that
-// decides.
-func (l *Ledger) exhausted(now Moment, cost []int64, tier int) int {
-	for i, t := range l.plan.tiers {
-		if n := cost[l.plan.unit[i]]; t.Budget && n > 0 && l.admits(i, now, n) > now.At {
-			return i
-		}
-	}
-	return tier
-}

@@ -2,6 +2,7 @@ package algorithms
 
 import (
 	"math"
+	"slices"
 	"time"
 )
 
@@ -89,6 +90,14 @@ func (a *aligned) sound(words []int64) bool {
 		return stored(words...) && words[2] <= 100
 	}
 	return stored(words...) && words[0] <= mostStored/a.window
+}
+
+// recurs reports whether the words of a window are those of a window that much earlier: its number, its
+// counts and the instant of the last landing.
+func (a *aligned) recurs(words, before []int64, by int64) bool {
+	last := len(words) - 1
+	return a.zone == nil && by%a.window == 0 && words[0]-before[0] == by/a.window && words[last]-before[last] == by &&
+		slices.Equal(words[1:last], before[1:last])
 }
 
 var fixedWindowCounter = counter{
@@ -213,3 +222,7 @@ func (r *fixedWindow) fresh(l *Ledger, now Moment) int64 {
 }
 
 func (r *fixedWindow) sound(l *Ledger) bool { return r.aligned.sound(r.state(l)) }
+
+func (r *fixedWindow) recurs(l, o *Ledger, by int64) bool {
+	return r.aligned.recurs(r.state(l), r.state(o), by)
+}

@@ -141,3 +141,24 @@ func (r *slidingLog) sound(l *Ledger) bool {
 	return slices.IsSorted(ring[oldest:]) && slices.IsSorted(ring[:oldest]) && stored(ring[0], ring[length-1]) &&
 		(oldest == 0 || ring[length-1] <= ring[0] && stored(ring[oldest-1], ring[oldest]))
 }
+
+func (r *slidingLog) recurs(l, o *Ledger, by int64) bool {
+	ring, before := *l.ring(r.site), *o.ring(r.site)
+	n := len(ring)
+	if n != len(before) || r.known != 0 && (l.word[r.known+1] != 0 || o.word[r.known+1] != 0) {
+		return false
+	}
+	i, j := int(l.word[r.word]), int(o.word[r.word]) // the oldest
+	for range n {
+		if ring[i]-before[j] != by {
+			return false
+		}
+		if i++; i == n {
+			i = 0
+		}
+		if j++; j == n {
+			j = 0
+		}
+	}
+	return true
+}
