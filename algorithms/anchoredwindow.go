@@ -143,3 +143,12 @@ func (r *anchoredWindow) sound(l *Ledger) bool {
 	lo, hi := r.lohi(l)
 	return r.slidingWindow.sound(l) && (*lo == Never || stored(*lo)) && (*hi == opening || stored(*hi))
 }
+
+// later reports whether one instant is that much later than another, or both are Never.
+func later(at, before, by int64) bool { return at-before == by || at == Never && before == Never }
+
+func (r *anchoredWindow) recurs(l, o *Ledger, by int64) bool {
+	lo, hi := r.lohi(l)
+	loBefore, hiBefore := r.lohi(o)
+	return r.slidingWindow.recurs(l, o, by) && later(*lo, *loBefore, by) && later(*hi, *hiBefore, by)
+}

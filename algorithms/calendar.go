@@ -48,35 +48,6 @@ func Budget(limit int64, unit string, p Period) Tier {
 	return Tier{Limit: limit, Unit: unit, Algorithm: Calendar, Period: p, Budget: true}
 }
 
-// checkCalendar reports the problems of the fields that belong to a calendar.
-func (t Tier) checkCalendar(bad func(format string, args ...any)) {
-	c := t.counter()
-	if t.Budget && c.released {
-		bad("Budget is true: requests that exceed %v wait for a release, leave it false", t.Algorithm)
-	}
-	if !c.period {
-		if t.Period != NoPeriod {
-			bad("Period is %v: %v has none, leave it zero or use calendar", t.Period, t.Algorithm)
-		}
-		if t.Zone != "" {
-			bad("Zone is %q: %v has none, leave it empty or use calendar", t.Zone, t.Algorithm)
-		}
-		return
-	}
-	if t.Window != 0 {
-		bad("Window is %v: %v has a Period instead, leave it zero", t.Window, t.Algorithm)
-	}
-	if t.Period == NoPeriod || t.Period >= periodCount {
-		bad("Period is %d: it must be Day, Week or Month", uint8(t.Period))
-	}
-	if t.PaceBurst != 0 {
-		bad("PaceBurst is %d: the periods of %v differ in length, leave it zero", t.PaceBurst, t.Algorithm)
-	}
-	if _, err := location(t.Zone); err != nil {
-		bad("Zone is %q: %w", t.Zone, err)
-	}
-}
-
 // location returns the time zone with that name.
 func location(zone string) (*time.Location, error) {
 	if zone == "Local" || strings.ContainsAny(zone, reserved) {
@@ -89,14 +60,6 @@ func location(zone string) (*time.Location, error) {
 	return loc, nil
 }
 
-var calendarCounter = counter{
-	name:    "calendar",
-	newRule: func(t Tier, s site) rule { return newCalendar(t, s) },
-	period:  true,
-	aligned: true,
-	reopens: true,
-}
-
 // calendar admits at most limit units in every day, week or month of a time zone. A period begins
 // at the first instant of its date: a day may have 23 or 25 hours, and begins at 01:00 if it has
 // no midnight. Otherwise it counts as fixedWindow does.
@@ -104,26 +67,11 @@ var calendarCounter = counter{
 // Source: the daily limits of the Gemini API, which "reset at midnight Pacific time", and of
 // HubSpot, at midnight in the account's time zone.
 //
-// Memory: four words.
-type calendar struct {
-	fixedWindow
-	tier int // its index in the plan
-}
+// Memory: four words, those of fixedWindow.
+var calendarCounter = counter{name: "calendar", newRule: newFixedWindow, period: true, aligned: true, reopens: true}
 
 // shortestDay is less than any day in microseconds, also of a day on which clocks are set forward.
 const shortestDay = 22 * 60 * 60 * 1_000_000
-
-func newCalendar(t Tier, s site) *calendar {
-	loc, err := location(t.Zone)
-	if err != nil {
-		panic(err) // NewPlan has validated the tier
-	}
-	longest := Micros(t.Period.Longest())
-	periods := aligned{limit: t.Limit, shortest: shortestDay, window: longest, wrong: longest, period: t.Period, zone: loc}
-	return &calendar{fixedWindow: fixedWindow{s, periods, 4}}
-}
-
-func (r *calendar) sound(l *Ledger) bool { return r.fixedWindow.sound(l) && r.state(l)[2] <= 100 }
 
 // Longest returns a bound of the period's length. It is a day longer than the calendar's period,
 // because a time zone may have a date twice.
@@ -226,18 +174,4 @@ func (p *Plan) PeriodStarts(wall int64) (starts []int64) {
 		}
 	}
 	return starts
-}
-
-// Exhausted reports whether the deciding tier is a budget. If so, the request must not wait.
-func (p *Plan) Exhausted(tier int) bool { return tier >= 0 && p.tiers[tier].Budget }
-
-// exhausted returns the first budget that cannot admit the cost now, or else the tier that
-// decides.
-func (l *Ledger) exhausted(now Moment, cost []int64, tier int) int {
-	for i, t := range l.plan.tiers {
-		if n := cost[l.plan.unit[i]]; t.Budget && n > 0 && l.admits(i, now, n) > now.At {
-			return i
-		}
-	}
-	return tier
 }

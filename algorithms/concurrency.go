@@ -47,3 +47,5 @@ func (r *concurrency) fresh(l *Ledger, now Moment) int64 {
 }
 
 func (r *concurrency) sound(l *Ledger) bool { return stored(l.word[r.word]) }
+
+func (r *concurrency) recurs(l, o *Ledger, _ int64) bool { return l.word[r.word] == o.word[r.word] }

@@ -27,17 +27,6 @@ func (p *Plan) Convert(old Ledger, now Moment) Ledger {
 	return l
 }
 
-// site returns the site of the i-th tier, and the size of its state.
-func (p *Plan) site(i int) (s site, words, rings int) {
-	s = site{word: len(p.units), unit: p.unit[i]}
-	for _, r := range p.rules[:i] {
-		words, rings = r.words()
-		s.word, s.ring = s.word+words, s.ring+rings
-	}
-	words, rings = p.rules[i].words()
-	return s, words, rings
-}
-
 // takeOver fills the i-th tier with the state of an old tier.
 func (l *Ledger) takeOver(i int, old *Ledger, now Moment) {
 	t, r := l.plan.tiers[i], l.plan.rules[i]
@@ -149,15 +138,10 @@ func (l *Ledger) setStamps(r *slidingLog, stamps []int64, after, inFlight int64)
 	*l.ring(r.site), l.word[r.word] = stamps, 0
 }
 
-// continues reports whether a tier continues another tier of the same unit.
-func (t Tier) continues(o Tier) bool {
-	return t.Algorithm == o.Algorithm && t.Window == o.Window && t.Phase == o.Phase && t.Period == o.Period && t.Zone == o.Zone
-}
-
 // inherit copies the state of an old tier, which does not depend on the limit.
 func (l *Ledger) inherit(i, like int, old *Ledger) {
-	to, words, rings := l.plan.site(i)
-	from, _, _ := old.plan.site(like)
+	to, from := l.plan.rules[i].place(), old.plan.rules[like].place()
+	words, rings := l.plan.rules[i].words()
 	copy(l.word[to.word:to.word+words], old.word[from.word:])
 	if rings > 0 {
 		*l.ring(to) = slices.Clone(*old.ring(from)) // another tier may continue that tier, too

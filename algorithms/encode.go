@@ -45,7 +45,8 @@ func (l *Ledger) UnmarshalBinary(data []byte) error {
 		r.word, data, ok = cutList(data, ok)
 	} else {
 		r.word, data, ok = cutList(data, ok)
-		r.word, first = l.plan.fromFirst(r.word, r.last), true
+		r.fromFirst()
+		first = true
 	}
 	if l.plan.rings > 0 {
 		rings := make([][]int64, l.plan.rings)
@@ -109,17 +110,14 @@ func (l *Ledger) setReadings(list []int64) bool {
 }
 
 // fromFirst converts words of the first form. There, windows of the wall clock did not keep the
-// instant of the last landing, which was at last or before.
-func (p *Plan) fromFirst(words []int64, last int64) []int64 {
-	for i, t := range p.tiers {
-		if t.counter().aligned {
-			s, n, _ := p.site(i)
-			if end := s.word + n - 1; end <= len(words) {
-				words = slices.Insert(words, end, last)
-			}
+// instant of the last landing, which was at the clock or before.
+func (l *Ledger) fromFirst() {
+	for i, r := range l.plan.rules {
+		words, _ := r.words()
+		if end := r.place().word + words - 1; l.plan.tiers[i].counter().aligned && end <= len(l.word) {
+			l.word = slices.Insert(l.word, end, l.last)
 		}
 	}
-	return words
 }
 
 func appendList(b []byte, list []int64) []byte {
@@ -182,7 +180,7 @@ func (l *Ledger) resetsSound() bool {
 			continue
 		}
 		sound := false
-		if _, words, rings := l.plan.site(i); rings == 0 && words <= ownWords && words > 0 && !l.reopens(i) {
+		if words, rings := l.plan.rules[i].words(); rings == 0 && words <= ownWords && words > 0 && !l.reopens(i) {
 			l.withoutOthers(i, func() { sound = l.tierSound(l.plan.rules[i]) })
 		}
 		if !sound {

@@ -17,13 +17,9 @@ func TestUnmarshalUnsound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	words := func(l *Ledger, tier int) []int64 {
-		s, n, _ := p.site(tier)
-		return l.word[s.word : s.word+n]
-	}
+	words := (*Ledger).words
 	ring := func(l *Ledger, tier int) []int64 {
-		s, _, _ := p.site(tier)
-		return *l.ring(s)
+		return *l.ring(p.rules[tier].place())
 	}
 	for name, damage := range map[string]func(l *Ledger){
 		"a clock before its origin":               func(l *Ledger) { l.last = -1 },
@@ -85,8 +81,9 @@ func TestUnmarshalFirstForm(t *testing.T) {
 	l.Charge(now, Request{Cost: []int64{2}, Held: true})
 	words := slices.Clone(l.word)
 	for _, tier := range []int{3, 2, 0} {
-		s, n, _ := p.site(tier)
-		words = slices.Delete(words, s.word+n-1, s.word+n)
+		n, _ := p.rules[tier].words()
+		end := p.rules[tier].place().word + n
+		words = slices.Delete(words, end-1, end)
 	}
 	first := appendList(appendList(binary.AppendVarint(nil, l.last), words), (*l.rings)[0])
 	again := p.NewLedger()

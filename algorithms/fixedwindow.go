@@ -2,6 +2,7 @@ package algorithms
 
 import (
 	"math"
+	"slices"
 	"time"
 )
 
@@ -21,8 +22,16 @@ type aligned struct {
 }
 
 func newAligned(t Tier) aligned {
-	window := Micros(t.Window)
-	return aligned{limit: t.Limit, phase: Micros(t.Phase), shortest: window, window: window, wrong: 2 * window}
+	if t.Period == NoPeriod {
+		window := Micros(t.Window)
+		return aligned{limit: t.Limit, phase: Micros(t.Phase), shortest: window, window: window, wrong: 2 * window}
+	}
+	zone, err := location(t.Zone)
+	if err != nil {
+		panic(err) // NewPlan has validated the tier
+	}
+	longest := Micros(t.Period.Longest())
+	return aligned{limit: t.Limit, shortest: shortestDay, window: longest, wrong: longest, period: t.Period, zone: zone}
 }
 
 // index returns the number of the window that the wall clock shows, if there is no period.
@@ -77,12 +86,23 @@ func (a *aligned) closes(m Moment, number int64) int64 {
 // sound reports whether a state may have the words of a window: its number, its counts and the
 // instant of its last landing.
 func (a *aligned) sound(words []int64) bool {
-	return stored(words...) && (a.zone != nil || words[0] <= mostStored/a.window)
+	if a.zone != nil {
+		return stored(words...) && words[2] <= 100
+	}
+	return stored(words...) && words[0] <= mostStored/a.window
+}
+
+// recurs reports whether the words of a window are those of a window that much earlier: its number, its
+// counts and the instant of the last landing.
+func (a *aligned) recurs(words, before []int64, by int64) bool {
+	last := len(words) - 1
+	return a.zone == nil && by%a.window == 0 && words[0]-before[0] == by/a.window && words[last]-before[last] == by &&
+		slices.Equal(words[1:last], before[1:last])
 }
 
 var fixedWindowCounter = counter{
 	name:    "fixed_window",
-	newRule: func(t Tier, s site) rule { return &fixedWindow{s, newAligned(t), 3} },
+	newRule: newFixedWindow,
 	// A unit that leaves as a window opens counts until the end of the window in which it lands.
 	rate: func(limit, window, _, guard float64) float64 {
 		return limit / (window * (1 + math.Floor(guard/window)))
@@ -98,11 +118,19 @@ var fixedWindowCounter = counter{
 //
 // Source: the request weights of Binance, "00:01:23 counts to the 00:01:00 minute".
 //
-// Memory: three words.
+// Memory: three words, and four for a calendar.
 type fixedWindow struct {
 	site
 	aligned
 	size int // of the state in words
+}
+
+func newFixedWindow(t Tier, s site) rule {
+	r := &fixedWindow{s, newAligned(t), 3}
+	if r.zone != nil {
+		r.size++
+	}
+	return r
 }
 
 // The words are the number of the window of the last landing, the units that landed in it, in a
@@ -194,3 +222,7 @@ func (r *fixedWindow) fresh(l *Ledger, now Moment) int64 {
 }
 
 func (r *fixedWindow) sound(l *Ledger) bool { return r.aligned.sound(r.state(l)) }
+
+func (r *fixedWindow) recurs(l, o *Ledger, by int64) bool {
+	return r.aligned.recurs(r.state(l), r.state(o), by)
+}

@@ -20,11 +20,6 @@ const slotHead = 1
 func totalOf(unit int) int { return slotHead + 2*unit }
 func heldOf(unit int) int  { return slotHead + 2*unit + 1 }
 
-func (p *Plan) stride() int { return slotHead + 2*len(p.units) }
-
-// flight returns the Flight of a request that lands at an instant.
-func (p *Plan) flight(lands int64) Flight { return Flight(lands >> p.resolution) }
-
 // inFlight returns how many units are in flight.
 func (l *Ledger) inFlight(unit int) int64 { return l.word[unit] }
 

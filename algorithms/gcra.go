@@ -166,3 +166,8 @@ func (r *bucket) sound(l *Ledger) bool {
 	t := r.tat(l)
 	return stored(t.at, t.part) && t.part < r.limit
 }
+
+func (r *bucket) recurs(l, o *Ledger, by int64) bool {
+	t, before := r.tat(l), r.tat(o)
+	return t.at-before.at == by && t.part == before.part
+}

@@ -122,6 +122,17 @@ func (l *Ledger) earliest(now Moment, cost []int64, headroom int64) (at int64, t
 	return at, tier
 }
 
+// exhausted returns the first budget that cannot admit the cost now, or else the tier that
+// decides.
+func (l *Ledger) exhausted(now Moment, cost []int64, tier int) int {
+	for i, t := range l.plan.tiers {
+		if n := cost[l.plan.unit[i]]; t.Budget && n > 0 && l.admits(i, now, n) > now.At {
+			return i
+		}
+	}
+	return tier
+}
+
 // withHeadroom returns n units of a tier plus the headroom of the request.
 func (l *Ledger) withHeadroom(tier int, n, headroom int64) int64 {
 	if headroom == 0 || l.plan.tiers[tier].Budget {
@@ -418,6 +429,33 @@ func (l *Ledger) Fresh(now Moment) bool {
 	now = l.advance(now)
 	for i, r := range l.plan.rules {
 		if l.inFlight(l.plan.unit[i]) > 0 || r.fresh(l, now) > now.At || l.othersUsed(i, now) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Recurs reports whether the ledger is as o was, but by microseconds later on both clocks: then both
+// give the same answers to the same calls, at moments that far apart, for ever. So what has happened
+// between the two happens again and again, if what calls the ledger recurs, too. Recurs may return
+// false for ledgers that are alike: always with a Calendar, whose periods differ in length, and after
+// a report of the provider.
+func (l *Ledger) Recurs(o *Ledger, by int64) bool {
+	p := l.plan
+	units := len(p.units)
+	switch {
+	case p != o.plan, by <= 0, by%(1<<p.resolution) != 0, l.last-o.last != by, l.readings != nil || o.readings != nil,
+		len(l.word) != len(o.word), !slices.Equal(l.word[:units], o.word[:units]):
+		return false
+	}
+	for i := range l.slots() {
+		s, before := l.slot(i), o.slot(i)
+		if s[0]-before[0] != by || !slices.Equal(s[1:], before[1:]) {
+			return false
+		}
+	}
+	for _, r := range p.rules {
+		if !r.recurs(l, o, by) {
 			return false
 		}
 	}

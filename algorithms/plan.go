@@ -24,7 +24,7 @@ type Plan struct {
 	usual      []rule // that count one request, the usual cost; nil if ledgers give no credit
 	usualUnit  int
 	senders    []unitSender
-	calendars  []*calendar
+	calendars  []*fixedWindow
 	anchored   []*anchoredWindow
 	units      []string
 	guard      int64     // microseconds
@@ -41,7 +41,8 @@ type Plan struct {
 // A rule is the counter of one tier. It never changes. The state of a quota is in the quota's
 // ledger, at the rule's site.
 type rule interface {
-	// words returns the size of the rule's state in a ledger.
+	// place returns the rule's site, and words the size of its state there.
+	place() site
 	words() (words, rings int)
 	// earliest returns the first instant from now on at which the tier admits n units behind
 	// everything that has landed or is in flight.
@@ -87,10 +88,12 @@ type releaser interface {
 	release(l *Ledger, n int64)
 }
 
-// A site is the place of a rule's state in a ledger, and the index of its unit.
+// A site is the place of a rule's state in a ledger, and the indexes of its unit and its tier.
 type site struct {
-	word, ring, unit int
+	word, ring, unit, tier int
 }
+
+func (s site) place() site { return s }
 
 // NewPlan returns a plan of the tiers. The guard is the longest time that an admitted request may
 // take to reach the provider, rounded up to microseconds. If zero, a request arrives the instant
@@ -143,10 +146,9 @@ func NewPlan(tiers []Tier, guard time.Duration) (*Plan, error) {
 func (p *Plan) add(t Tier, declared int) {
 	u := slices.Index(p.units, t.Unit)
 	c := t.counter()
-	r := c.newRule(t, site{word: p.base, ring: p.rings, unit: u})
-	if r, ok := r.(*calendar); ok {
-		r.tier = len(p.tiers)
-		p.calendars = append(p.calendars, r)
+	r := c.newRule(t, site{word: p.base, ring: p.rings, unit: u, tier: len(p.tiers)})
+	if c.period {
+		p.calendars = append(p.calendars, r.(*fixedWindow))
 	}
 	if a, ok := r.(*anchoredWindow); ok {
 		p.anchored = append(p.anchored, a)
@@ -247,3 +249,30 @@ func (p *Plan) TooLarge(cost []int64) int {
 func (p *Plan) Equal(q *Plan) bool {
 	return p == q || p.guard == q.guard && slices.Equal(p.tiers, q.tiers)
 }
+
+// MaxRates returns for each tier how many units a second it admits at most in the long run, if
+// each request costs one unit and responses are not reported. Every unit is then in flight for the
+// whole guard, and its window starts after that: 100/s with a Burst of 1 and a guard of 50 ms
+// admits one request every 60 ms, 16.7 a second. Responses that come sooner raise the rate. The
+// rate of Concurrency and Calendar is zero, which stands for none. The rate of a tier with a
+// PaceBurst is the rate of its pace, if that is lower.
+func (p *Plan) MaxRates() []float64 {
+	rates := make([]float64, len(p.tiers))
+	for i, t := range p.tiers {
+		if rate := t.counter().rate; rate != nil {
+			rates[i] = 1e6 * rate(float64(t.Limit), float64(Micros(t.Window)), float64(t.Burst), float64(p.guard))
+		}
+		if p.IsPace(i) {
+			rates[i-1] = min(rates[i-1], rates[i])
+		}
+	}
+	return rates
+}
+
+func (p *Plan) stride() int { return slotHead + 2*len(p.units) }
+
+// flight returns the Flight of a request that lands at an instant.
+func (p *Plan) flight(lands int64) Flight { return Flight(lands >> p.resolution) }
+
+// Exhausted reports whether the deciding tier is a budget. If so, the request must not wait.
+func (p *Plan) Exhausted(tier int) bool { return tier >= 0 && p.tiers[tier].Budget }

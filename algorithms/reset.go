@@ -255,8 +255,10 @@ func (l *Ledger) withoutOthers(tier int, f func()) {
 
 // words returns the words of a tier.
 func (l *Ledger) words(tier int) []int64 {
-	s, words, _ := l.plan.site(tier)
-	return l.word[s.word : s.word+words]
+	r := l.plan.rules[tier]
+	start := r.place().word
+	words, _ := r.words()
+	return l.word[start : start+words]
 }
 
 // applyResets ends the counts whose reset has come.

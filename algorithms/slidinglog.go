@@ -12,6 +12,9 @@ var slidingLogCounter = counter{
 	steady:  true,
 }
 
+// rollingRate returns the rate of a counter in which each unit counts for the guard and a window.
+func rollingRate(limit, window, _, guard float64) float64 { return limit / (window + guard) }
+
 // slidingLog admits at most limit units in every half-open interval of one window, the exact
 // rolling window: 60 a minute is 60 in any minute, and never 119 around a full one.
 //
@@ -137,4 +140,25 @@ func (r *slidingLog) sound(l *Ledger) bool {
 	}
 	return slices.IsSorted(ring[oldest:]) && slices.IsSorted(ring[:oldest]) && stored(ring[0], ring[length-1]) &&
 		(oldest == 0 || ring[length-1] <= ring[0] && stored(ring[oldest-1], ring[oldest]))
+}
+
+func (r *slidingLog) recurs(l, o *Ledger, by int64) bool {
+	ring, before := *l.ring(r.site), *o.ring(r.site)
+	n := len(ring)
+	if n != len(before) || r.known != 0 && (l.word[r.known+1] != 0 || o.word[r.known+1] != 0) {
+		return false
+	}
+	i, j := int(l.word[r.word]), int(o.word[r.word]) // the oldest
+	for range n {
+		if ring[i]-before[j] != by {
+			return false
+		}
+		if i++; i == n {
+			i = 0
+		}
+		if j++; j == n {
+			j = 0
+		}
+	}
+	return true
 }

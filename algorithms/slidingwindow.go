@@ -151,3 +151,16 @@ func (r *slidingWindow) sound(l *Ledger) bool {
 	}
 	return len(groups) == 0 && total == l.word[r.word]
 }
+
+func (r *slidingWindow) recurs(l, o *Ledger, by int64) bool {
+	groups, before := *l.ring(r.site), *o.ring(r.site)
+	if len(groups) != len(before) || by%r.precision != 0 || l.word[r.word] != o.word[r.word] {
+		return false
+	}
+	for i := 0; i < len(groups); i += 2 {
+		if groups[i]-before[i] != by || groups[i+1] != before[i+1] {
+			return false
+		}
+	}
+	return true
+}

@@ -102,6 +102,11 @@ func (t Tier) pace() Tier {
 	return Tier{Limit: t.Limit, Window: t.Window, Algorithm: GCRA, Burst: t.PaceBurst, Unit: t.Unit}
 }
 
+// continues reports whether a tier continues another tier of the same unit.
+func (t Tier) continues(o Tier) bool {
+	return t.Algorithm == o.Algorithm && t.Window == o.Window && t.Phase == o.Phase && t.Period == o.Period && t.Zone == o.Zone
+}
+
 // The bounds of a tier. They keep every instant a whole number of microseconds below 2^53, which
 // Go and Lua represent exactly.
 const (
@@ -177,6 +182,35 @@ func (t Tier) Validate() error {
 		bad("Estimated is true: requests are counted, not estimated, so name another Unit")
 	}
 	return errors.Join(errs...)
+}
+
+// checkCalendar reports the problems of the fields that belong to a calendar.
+func (t Tier) checkCalendar(bad func(format string, args ...any)) {
+	c := t.counter()
+	if t.Budget && c.released {
+		bad("Budget is true: requests that exceed %v wait for a release, leave it false", t.Algorithm)
+	}
+	if !c.period {
+		if t.Period != NoPeriod {
+			bad("Period is %v: %v has none, leave it zero or use calendar", t.Period, t.Algorithm)
+		}
+		if t.Zone != "" {
+			bad("Zone is %q: %v has none, leave it empty or use calendar", t.Zone, t.Algorithm)
+		}
+		return
+	}
+	if t.Window != 0 {
+		bad("Window is %v: %v has a Period instead, leave it zero", t.Window, t.Algorithm)
+	}
+	if t.Period == NoPeriod || t.Period >= periodCount {
+		bad("Period is %d: it must be Day, Week or Month", uint8(t.Period))
+	}
+	if t.PaceBurst != 0 {
+		bad("PaceBurst is %d: the periods of %v differ in length, leave it zero", t.PaceBurst, t.Algorithm)
+	}
+	if _, err := location(t.Zone); err != nil {
+		bad("Zone is %q: %w", t.Zone, err)
+	}
 }
 
 func checkLength(field string, d, least, most time.Duration) error {

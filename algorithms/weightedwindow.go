@@ -159,3 +159,7 @@ func (r *weightedWindow) fresh(l *Ledger, now Moment) int64 {
 func (r *weightedWindow) sound(l *Ledger) bool {
 	return r.aligned.sound(l.word[r.word : r.word+4])
 }
+
+func (r *weightedWindow) recurs(l, o *Ledger, by int64) bool {
+	return r.aligned.recurs(l.word[r.word:r.word+4], o.word[r.word:r.word+4], by)
+}

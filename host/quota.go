@@ -9,6 +9,7 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/lineage"
 	"github.com/apithrottle/throttle/internal/order"
+	"github.com/apithrottle/throttle/internal/pause"
 	"github.com/apithrottle/throttle/internal/reporter"
 	"github.com/apithrottle/throttle/store"
 )
@@ -140,7 +141,7 @@ func (q *quota) call(ctx context.Context, requests int, decide func(t *txn) (cha
 	q.store.dropPending(q.name, applied)
 	paused := q.record(t, err)
 	leave()
-	if c, left := t.change(); paused && left > 0 {
+	if c, left := t.pause.Change(t.now); paused && left > 0 {
 		q.store.notify(q.name, c, left)
 	}
 	return err
@@ -154,7 +155,7 @@ func (q *quota) record(t txn, err error) (paused bool) {
 	if err != nil {
 		return false
 	}
-	paused = t.epoch != q.seen.epoch
+	paused = t.pause.Epoch != q.seen.pause.Epoch
 	q.seen = t
 	return paused
 }
@@ -255,66 +256,16 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (d store.Decisi
 func (q *quota) Order() *order.Order { return q.line.Order() }
 
 func (t *txn) tryAcquire(r store.Request) store.Decision {
-	d := store.Decision{Tier: -1, Epoch: t.epoch}
-	switch from := t.until; {
-	case t.banned > t.now.At:
-		d.Verdict, d.Wait = store.Closed, t.now.Until(t.banned)
-	case from > t.now.At:
-		if t.flags&probing > 0 {
-			d.Tier = store.Probing
-		}
-		at, tier := t.ledger.Earliest(t.now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves()})
-		if d.Wait = t.now.Until(max(at, from)); at > from {
-			d.Tier = tier
-		} else if r.WaitSpec != nil && d.Wait > r.MaxWait {
-			d.Verdict = store.Late
-		}
+	d := store.Decision{Tier: -1, Epoch: t.pause.Epoch}
+	switch {
+	case t.pause.Until > t.now.At:
+		t.pause.Refuse(&d, t.now, &t.ledger, r)
 	case r.IsDryRun():
-		var at int64
-		if at, d.Tier = t.ledger.Earliest(t.now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves()}); d.Tier < 0 {
-			d.Verdict = store.Ready
-		}
-		d.Wait = t.now.Until(at)
-	default:
-		var at int64
-		if d.Flight, at, d.Tier = t.ledger.Take(t.now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves(), Guard: algorithms.Micros(r.Guard), Held: r.Held}); d.Tier < 0 {
-			d.Verdict, d.At, d.Crossed = store.Admitted, t.now.At, t.ledger.Crossings(t.now)
-			if t.flags&probe > 0 {
-				t.startProbe(&d, r)
-			}
-		} else {
-			d.Wait = t.now.Until(at)
-		}
-	}
-	if d.Verdict != store.Admitted && t.ledger.Plan().Exhausted(d.Tier) {
-		d.Verdict = store.Exhausted
+		pause.DryRun(&d, t.now, &t.ledger, r)
+	case pause.Take(&d, t.now, &t.ledger, r) && t.pause.Probe:
+		t.pause.StartProbe(&d, t.now, &t.ledger, r)
 	}
 	return d
-}
-
-// startProbe makes the request a probe: others wait for its response. If no response to a held
-// probe comes in time, another probe follows.
-func (t *txn) startProbe(d *store.Decision, r store.Request) {
-	d.Probe = true
-	alone := store.ProbeTime
-	t.flags = probing
-	if r.Held {
-		alone = store.ProbeTimeout + max(r.Guard, t.ledger.Plan().Guard())
-		t.flags |= probe
-	}
-	t.until = t.now.At + algorithms.Micros(alone)
-}
-
-// endProbe ends the wait for the response to a probe, if the decision admitted that probe. If it
-// was not answered, the next request probes.
-func (t *txn) endProbe(d store.Decision, answered bool) {
-	if !d.Probe || t.flags&probing == 0 || d.Epoch != t.epoch {
-		return
-	}
-	t.until, t.flags = 0, probe
-	if answered {
-		t.flags = 0
-	}
 }
 
 // Arrived is recorded in the file with the next transaction, which waiting callers of this process
@@ -328,7 +279,7 @@ func (q *quota) Arrived(d store.Decision, cost []int64) {
 		if t.text == q.text { // otherwise it lands with its guard
 			t.ledger.Arrived(t.at(wall), d.Flight, cost)
 		}
-		t.endProbe(d, true)
+		t.pause.EndProbe(d, true)
 	})
 	q.store.notify(q.name, store.Freed, 0)
 }
@@ -352,7 +303,7 @@ func (q *quota) Observe(d store.Decision, cost []int64, seen []store.Observation
 // transaction.
 func (q *quota) Unanswered(d store.Decision, _ []int64) {
 	if d.Probe {
-		q.enqueue(func(t *txn) { t.endProbe(d, false) })
+		q.enqueue(func(t *txn) { t.pause.EndProbe(d, false) })
 		q.store.notify(q.name, store.Freed, 0)
 	}
 }
@@ -369,7 +320,7 @@ func (q *quota) Passed(d store.Decision) {
 	q = q.newest()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if d.Epoch == q.seen.epoch {
+	if d.Epoch == q.seen.pause.Epoch {
 		q.level = 0
 	}
 }
@@ -386,7 +337,7 @@ func (q *quota) Learned() bool {
 func (q *quota) Resume(ctx context.Context) error {
 	q.newest().setLevel(0)
 	err := q.newest().transact(ctx, func(t *txn) bool {
-		t.until, t.banned, t.flags = 0, 0, 0
+		t.pause = pause.State{Epoch: t.pause.Epoch}
 		return true
 	})
 	if err == nil {
@@ -404,7 +355,7 @@ func (q *quota) Return(ctx context.Context, d store.Decision, cost []int64) erro
 		if t.text == q.text { // otherwise it lands with its guard
 			t.ledger.Cancel(t.at(wall), d.Flight, cost)
 		}
-		t.endProbe(d, false)
+		t.pause.EndProbe(d, false)
 	})
 	err := q.newest().transact(ctx, func(*txn) bool { return false })
 	q.store.notify(q.name, store.Eased, 0)
@@ -432,8 +383,8 @@ func (q *quota) Pause(ctx context.Context, p store.Pause) (done store.Paused, er
 	end := time.Now().Add(p.For)
 	done.For = p.For // if the file is not available
 	err = q.transact(ctx, func(t *txn) bool {
-		if done.Applied, done.For, done.Epoch = t.pause(p), 0, t.epoch; done.Applied {
-			done.For = max(0, t.now.Until(t.until))
+		if done.Applied, done.For, done.Epoch = t.pause.Apply(p, t.now), 0, t.pause.Epoch; done.Applied {
+			done.For = max(0, t.now.Until(t.pause.Until))
 		}
 		return done.Applied
 	})
@@ -441,7 +392,7 @@ func (q *quota) Pause(ctx context.Context, p store.Pause) (done store.Paused, er
 	case errors.Is(err, store.ErrUnavailable):
 		q.enqueue(func(t *txn) {
 			if p.For = time.Until(end); p.For > 0 {
-				t.pause(p)
+				t.pause.Apply(p, t.now)
 			}
 		})
 	case done.Applied && err == nil:
@@ -450,51 +401,14 @@ func (q *quota) Pause(ctx context.Context, p store.Pause) (done store.Paused, er
 	return done, err
 }
 
-func (t *txn) pause(p store.Pause) (applied bool) {
-	end := min(t.now.At+algorithms.Micros(p.For), algorithms.Latest)
-	until := t.until
-	if t.flags&probing > 0 {
-		until = 0
-	}
-	longer := end > max(t.now.At, until) || p.Probe && p.For == 0 && until <= t.now.At
-	if p.Once && p.Epoch != t.epoch || !longer {
-		return false
-	}
-	if p.Probe || t.flags&probing > 0 && t.until > t.now.At {
-		t.flags |= probe
-	}
-	t.flags &= probe
-	t.until = max(end, until)
-	if p.Close {
-		t.banned = max(t.banned, end)
-	}
-	t.epoch++
-	return true
-}
-
-// change returns what watchers receive about a pause, and how long it lasts.
-func (t *txn) change() (store.Change, time.Duration) {
-	if t.banned > t.now.At {
-		return store.Shut, t.now.Until(t.banned)
-	}
-	return store.Slowed, t.now.Until(t.until)
-}
-
 func (q *quota) Status(ctx context.Context) (s store.Status, err error) {
 	err = q.newest().transact(ctx, func(t *txn) bool {
-		s = t.status()
+		s.Closed, s.Paused = t.pause.Status(t.now)
+		s.Tiers, s.At = store.Tiers(&t.ledger, t.now), t.now.At
 		return false
 	})
 	s.Shared = "a file of this host"
 	return s, err
-}
-
-func (t *txn) status() (s store.Status) {
-	if s.Closed = max(0, t.now.Until(t.banned)); s.Closed == 0 {
-		s.Paused = max(0, t.now.Until(t.until))
-	}
-	s.Tiers, s.At = store.Tiers(&t.ledger, t.now), t.now.At
-	return s
 }
 
 func (q *quota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
@@ -519,7 +433,7 @@ func (q *quota) Forecast() store.Forecast {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	seen := q.seen
-	return store.Foretell(&seen.ledger, func() algorithms.Moment { return seen.current(q.store) }, seen.opens(q.store))
+	return store.Foretell(&seen.ledger, func() algorithms.Moment { return seen.current(q.store) }, seen.pause.Opens(seen.current(q.store)))
 }
 
 // Soonest works on the result of the last transaction.
@@ -529,7 +443,8 @@ func (q *quota) Soonest(cost []int64, headroom int64) (wait time.Duration, tier 
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return store.Soonest(&q.seen.ledger, q.seen.current(q.store), q.seen.opens(q.store), cost, headroom)
+	now := q.seen.current(q.store)
+	return store.Soonest(&q.seen.ledger, now, q.seen.pause.Opens(now), cost, headroom)
 }
 
 // current returns the present moment by the clock of the transaction.
@@ -537,13 +452,4 @@ func (t *txn) current(s *Store) algorithms.Moment {
 	known := t.state
 	now, _ := known.now(s.wall(), t.now.At)
 	return now
-}
-
-// opens returns the instant at which a pause ends, as forecasts use it. During a ban the quota
-// refuses callers. While a probe is in flight the wait is not known.
-func (t *txn) opens(s *Store) int64 {
-	if t.banned > t.current(s).At || t.flags&probing > 0 {
-		return 0
-	}
-	return t.until
 }

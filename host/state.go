@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/pause"
 )
 
 // A state is the file's record of one quota. Encoded, it consists of the format, a checksum of the
@@ -20,15 +21,7 @@ type state struct {
 	last int64
 	// offset is the quota's clock minus the wall clock.
 	offset int64
-	// until is when the longest pause or ban ends.
-	until int64
-	// banned is when the longest ban ends. A ban is a pause too.
-	banned int64
-	// flags are probe and probing. The encoded flags also contain ban, and above the flag bits how
-	// long before until the ban ends.
-	flags int64
-	// epoch counts pauses and bans.
-	epoch int64
+	pause  pause.State
 	// exact is when the last request with an authoritative reading was admitted.
 	exact  int64
 	plan   string
@@ -40,11 +33,11 @@ const (
 	headLen = 5 // the format and the checksum
 )
 
-// Flags of a pause.
+// The encoded flags of a pause. Above them is how long before its end the ban ends.
 const (
-	ban      = 1 << iota // the quota refuses callers
-	probe                // the first request after the pause is a probe
-	probing              // the probe is in flight, and the pause lasts until its response
+	ban = 1 << iota
+	probe
+	probing
 	flagBits = iota
 )
 
@@ -53,18 +46,24 @@ var (
 	crcTable = crc32.MakeTable(crc32.Castagnoli)
 )
 
-func (s *state) numbers() []*int64 {
-	return []*int64{&s.last, &s.offset, &s.until, &s.flags, &s.epoch, &s.exact}
+func (s *state) numbers(flags *int64) []*int64 {
+	return []*int64{&s.last, &s.offset, &s.pause.Until, flags, &s.pause.Epoch, &s.exact}
 }
 
 func (s *state) encode() []byte {
 	b := make([]byte, headLen, headLen+7*binary.MaxVarintLen64+len(s.plan)+len(s.ledger))
 	b[0] = format
-	packed := *s
-	if s.banned > s.last { // an older release takes the whole pause for a ban
-		packed.flags |= ban | (s.until-s.banned)<<flagBits
+	var flags int64
+	if s.pause.Banned > s.last { // an older release takes the whole pause for a ban
+		flags = ban | (s.pause.Until-s.pause.Banned)<<flagBits
 	}
-	for _, n := range packed.numbers() {
+	if s.pause.Probe {
+		flags |= probe
+	}
+	if s.pause.Probing {
+		flags |= probing
+	}
+	for _, n := range s.numbers(&flags) {
 		b = binary.AppendVarint(b, *n)
 	}
 	b = binary.AppendUvarint(b, uint64(len(s.plan)))
@@ -82,17 +81,18 @@ func parse(b []byte) (s state, err error) {
 		return s, ErrDamaged
 	}
 	b = b[headLen:]
-	for _, n := range s.numbers() {
+	var flags int64
+	for _, n := range s.numbers(&flags) {
 		size := 0
 		if *n, size = binary.Varint(b); size <= 0 {
 			return s, ErrDamaged
 		}
 		b = b[size:]
 	}
-	if s.flags&ban > 0 {
-		s.banned = s.until - s.flags>>flagBits
+	if flags&ban > 0 {
+		s.pause.Banned = s.pause.Until - flags>>flagBits
 	}
-	s.flags &= probe | probing
+	s.pause.Probe, s.pause.Probing = flags&probe > 0, flags&probing > 0
 	length, size := binary.Uvarint(b)
 	if size <= 0 || length > uint64(len(b)-size) {
 		return s, ErrDamaged
@@ -166,5 +166,5 @@ func isIdle(value []byte, wall int64) bool {
 	}
 	l, err := s.decodeAny()
 	now, _ := s.now(wall, 0)
-	return err == nil && s.until <= now.At && s.flags&probe == 0 && l.Fresh(now)
+	return err == nil && s.pause.Until <= now.At && !s.pause.Probe && l.Fresh(now)
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/order"
+	"github.com/apithrottle/throttle/internal/pause"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -127,14 +128,8 @@ func epoch(now time.Time) time.Time { return now.Add(-time.Duration(now.UnixNano
 
 type quota struct {
 	mu sync.Mutex // guards all below but ledger.Plan
-	// epoch counts pauses and bans.
-	epoch uint32
 	// level is the number of consecutive back-offs.
 	level uint8
-	// probe reports that the first request after the pause is a probe.
-	probe bool
-	// probing reports that the probe is in flight. The pause then lasts until its response.
-	probing bool
 	// credit is false if the ledger has no credit. It may be read without the lock.
 	credit atomic.Bool
 	ledger algorithms.Ledger
@@ -143,10 +138,7 @@ type quota struct {
 
 // rare is the state that few quotas have.
 type rare struct {
-	// until is the instant at which the longest pause ends.
-	until int64
-	// banned is the instant at which the longest ban ends. A ban is a pause too.
-	banned int64
+	pause pause.State
 	// exact is when the last request with an authoritative reading was admitted.
 	exact int64
 	// watchers are the functions to call on a change. If nil, there are none.
@@ -205,35 +197,22 @@ func (q *quota) TryAcquire(_ context.Context, r store.Request) (store.Decision, 
 	now := q.now()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	d := store.Decision{Tier: -1, Epoch: int64(q.epoch), Level: q.level}
-	if q.next != nil {
-		d.Verdict = store.Moved
-		return d, nil
-	}
-	if q.until > now.At {
-		q.refuse(&d, now, r)
-		return d, nil
-	}
+	d := store.Decision{Tier: -1, Epoch: q.pause.Epoch, Level: q.level}
 	switch {
+	case q.next != nil:
+		d.Verdict = store.Moved
+	case q.pause.Until > now.At:
+		q.pause.Refuse(&d, now, &q.ledger, r)
 	case q.order.IsBehind(r):
 		d.Wait = store.Forever
-		return d, nil
 	case r.IsDryRun():
-		q.dryRun(&d, now, r)
-		return d, nil
+		pause.DryRun(&d, now, &q.ledger, r)
+	case !pause.Take(&d, now, &q.ledger, r): // it waits
+	case q.ledger.Probed() || q.pause.Probe:
+		q.own().pause.StartProbe(&d, now, &q.ledger, r)
+	case q.level == 0 && q.watchers == nil && q.ledger.GiveCredit(now) && !q.credit.Load(): // callers that wait use none
+		q.credit.Store(true)
 	}
-	var at int64
-	if d.Flight, at, d.Tier = q.ledger.Take(now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves(), Guard: algorithms.Micros(r.Guard), Held: r.Held}); d.Tier < 0 {
-		d.Verdict, d.At, d.Crossed = store.Admitted, now.At, q.ledger.Crossings(now)
-		if q.ledger.Probed() || q.probe {
-			q.startProbe(&d, now, r)
-		} else if q.level == 0 && q.watchers == nil && q.ledger.GiveCredit(now) && !q.credit.Load() { // callers that wait use none
-			q.credit.Store(true)
-		}
-		return d, nil
-	}
-	d.Wait = now.Until(at)
-	q.markExhausted(&d)
 	return d, nil
 }
 
@@ -247,7 +226,7 @@ func (q *quota) TryOne(held bool) (f algorithms.Flight, at, epoch int64, ok bool
 	if f, ok = q.ledger.TakeOne(at, held); !ok {
 		q.credit.Store(false)
 	}
-	epoch = int64(q.epoch)
+	epoch = q.pause.Epoch
 	q.mu.Unlock()
 	return f, at, epoch, ok
 }
@@ -271,59 +250,9 @@ func (q *quota) Order() *order.Order {
 	return r.order
 }
 
-// startProbe makes the request a probe: others wait for its response. If no response to a held
-// probe comes in time, another probe follows.
-func (q *quota) startProbe(d *store.Decision, now algorithms.Moment, r store.Request) {
-	d.Probe, q.probing, q.probe = true, true, r.Held
-	alone := store.ProbeTime
-	if r.Held {
-		alone = store.ProbeTimeout + max(r.Guard, q.ledger.Plan().Guard())
-	}
-	q.own().until = now.At + algorithms.Micros(alone)
-}
-
-// dryRun decides when the request would be admitted.
-func (q *quota) dryRun(d *store.Decision, now algorithms.Moment, r store.Request) {
-	var at int64
-	if at, d.Tier = q.ledger.Earliest(now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves()}); d.Tier < 0 {
-		d.Verdict = store.Ready
-	}
-	d.Wait = now.Until(at)
-	q.markExhausted(d)
-}
-
-// refuse decides during a pause or a ban.
-func (q *quota) refuse(d *store.Decision, now algorithms.Moment, r store.Request) {
-	if q.banned > now.At {
-		d.Verdict, d.Wait = store.Closed, now.Until(q.banned)
-		return
-	}
-	at, tier := q.ledger.Earliest(now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves()})
-	if q.probing && q.ledger.Probing(tier) {
-		at = now.At
-	}
-	switch d.Wait = now.Until(max(at, q.until)); {
-	case at > q.until:
-		d.Tier = tier
-		q.markExhausted(d)
-	case q.probing:
-		d.Tier = store.Probing
-	}
-}
-
-// markExhausted sets the verdict if a budget decides.
-func (q *quota) markExhausted(d *store.Decision) {
-	if q.ledger.Plan().Exhausted(d.Tier) {
-		d.Verdict = store.Exhausted
-	}
-}
-
 // endProbe ends the wait for the response to a probe, if the decision admitted that probe.
-func (q *quota) endProbe(d store.Decision) (ended bool) {
-	if ended = d.Probe && q.probing && d.Epoch == int64(q.epoch); ended {
-		q.own().until, q.probing, q.probe = 0, false, false
-	}
-	return ended
+func (q *quota) endProbe(d store.Decision, answered bool) (ended bool) {
+	return d.Probe && q.own().pause.EndProbe(d, answered)
 }
 
 // lock locks the quota or its newest successor, for a request that was admitted under the old plan.
@@ -347,14 +276,14 @@ func (q *quota) lock(d store.Decision, costs ...*[]int64) (*quota, store.Decisio
 func (q *quota) Arrived(d store.Decision, cost []int64) {
 	q, d = q.lock(d, &cost)
 	q.ledger.Arrived(q.now(), d.Flight, cost)
-	q.endProbe(d)
+	q.endProbe(d, true)
 	q.unlockAndNotify(store.Freed, 0)
 }
 
 func (q *quota) Unanswered(d store.Decision, cost []int64) {
 	q, d = q.lock(d, &cost)
 	q.ledger.Unanswered(q.now(), d.Flight, cost)
-	q.probe = q.endProbe(d) || q.probe
+	q.endProbe(d, false)
 	q.unlockAndNotify(store.Freed, 0)
 }
 
@@ -378,9 +307,8 @@ func (q *quota) Settle(d store.Decision, cost, actual []int64, crossed func([]al
 func (q *quota) Return(_ context.Context, d store.Decision, cost []int64) error {
 	q, d = q.lock(d, &cost)
 	q.ledger.Cancel(q.now(), d.Flight, cost)
-	if q.endProbe(d) {
+	if q.endProbe(d, false) {
 		q.ledger.ProbeAgain()
-		q.probe = true
 	}
 	q.unlockAndNotify(store.Eased, 0)
 	return nil
@@ -390,43 +318,28 @@ func (q *quota) Pause(_ context.Context, p store.Pause) (store.Paused, error) {
 	q, _ = q.lock(store.Decision{})
 	now := q.now()
 	p.For = p.Length(q.level)
-	end := min(now.At+algorithms.Micros(p.For), algorithms.Latest)
-	until := q.until
-	if q.probing {
-		until = 0
-	}
-	longer := end > max(now.At, until) || p.Probe && p.For == 0 && until <= now.At
-	if p.Once && p.Epoch != int64(q.epoch) || !longer {
+	if !q.own().pause.Apply(p, now) {
 		defer q.mu.Unlock()
-		return store.Paused{Epoch: int64(q.epoch)}, nil
+		return store.Paused{Epoch: q.pause.Epoch}, nil
 	}
-	q.probe = q.probe || p.Probe || q.probing && q.until > now.At
-	q.own().until, q.probing = max(end, until), false
 	q.ledger.DropCredit()
-	q.epoch++
 	q.level = p.Next(q.level)
-	done := store.Paused{Applied: true, For: now.Until(q.until), Epoch: int64(q.epoch)}
-	if p.Close {
-		q.own().banned = max(q.banned, end)
-		q.unlockAndNotify(store.Shut, now.Until(q.banned))
-	} else {
-		q.unlockAndNotify(store.Slowed, now.Until(end))
-	}
+	done := store.Paused{Applied: true, For: now.Until(q.pause.Until), Epoch: q.pause.Epoch}
+	q.unlockAndNotify(q.pause.Change(now))
 	return done, nil
 }
 
 func (q *quota) Passed(d store.Decision) {
 	q, _ = q.lock(d)
 	defer q.mu.Unlock()
-	if d.Epoch == int64(q.epoch) {
+	if d.Epoch == q.pause.Epoch {
 		q.level = 0
 	}
 }
 
 func (q *quota) Resume(context.Context) error {
 	q, _ = q.lock(store.Decision{})
-	r := q.own()
-	r.until, r.banned, q.probe, q.probing, q.level = 0, 0, false, false, 0
+	q.own().pause, q.level = pause.State{Epoch: q.pause.Epoch}, 0
 	q.unlockAndNotify(store.Eased, 0)
 	return nil
 }
@@ -441,12 +354,9 @@ func (q *quota) Change(_ context.Context, plan *algorithms.Plan) error {
 // convert returns the successor, with all state of the quota. The caller holds q.mu.
 func (q *quota) convert(plan *algorithms.Plan) *quota {
 	q.ledger.DropCredit()
-	next := &quota{
-		ledger: plan.Convert(q.ledger, q.now()),
-		epoch:  q.epoch, level: q.level, probe: q.probe, probing: q.probing, rare: &common,
-	}
+	next := &quota{ledger: plan.Convert(q.ledger, q.now()), level: q.level, rare: &common}
 	if q.rare != &common {
-		*next.own() = rare{until: q.until, banned: q.banned, exact: q.exact, order: q.order}
+		*next.own() = rare{pause: q.pause, exact: q.exact, order: q.order}
 	}
 	q.own().next = next
 	return next
@@ -478,12 +388,8 @@ func (q *quota) Status(context.Context) (store.Status, error) {
 	q, _ = q.lock(store.Decision{})
 	defer q.mu.Unlock()
 	now := q.now()
-	var s store.Status
-	if s.Closed = max(0, now.Until(q.banned)); s.Closed == 0 && q.until > now.At {
-		s.Paused = now.Until(q.until)
-	}
-	s.Tiers, s.At = store.Tiers(&q.ledger, now), now.At
-	return s, nil
+	closed, paused := q.pause.Status(now)
+	return store.Status{Closed: closed, Paused: paused, Tiers: store.Tiers(&q.ledger, now), At: now.At}, nil
 }
 
 func (q *quota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
@@ -525,7 +431,7 @@ func (q *quota) Idle() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := q.now()
-	return q.until <= now.At && !q.probe && q.ledger.Fresh(now)
+	return q.pause.Until <= now.At && !q.pause.Probe && q.ledger.Fresh(now)
 }
 
 func (q *quota) Learned() bool {
@@ -540,7 +446,7 @@ func (q *quota) Park() (state []byte, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := q.now()
-	if q.level > 0 || q.probe || q.probing || q.until > now.At || q.watchers != nil || q.next != nil || q.ledger.Learned(now) {
+	if q.level > 0 || q.pause.Probe || q.pause.Probing || q.pause.Until > now.At || q.watchers != nil || q.next != nil || q.ledger.Learned(now) {
 		return nil, false
 	}
 	state, _ = q.ledger.AppendBinary(nil)
@@ -565,7 +471,7 @@ func (q *quota) Forecast() store.Forecast {
 	if q.next != nil {
 		return nil
 	}
-	return store.Foretell(&q.ledger, q.now, q.opens(q.now()))
+	return store.Foretell(&q.ledger, q.now, q.pause.Opens(q.now()))
 }
 
 func (q *quota) Soonest(cost []int64, headroom int64) (wait time.Duration, tier int) {
@@ -575,14 +481,5 @@ func (q *quota) Soonest(cost []int64, headroom int64) (wait time.Duration, tier 
 	if q.next != nil {
 		return 0, -1
 	}
-	return store.Soonest(&q.ledger, now, q.opens(now), cost, headroom)
-}
-
-// opens returns the instant at which a pause ends, as forecasts use it. During a ban the quota
-// refuses callers. While a probe is in flight the wait is not known.
-func (q *quota) opens(now algorithms.Moment) int64 {
-	if q.banned > now.At || q.probing {
-		return 0
-	}
-	return q.until
+	return store.Soonest(&q.ledger, now, q.pause.Opens(now), cost, headroom)
 }

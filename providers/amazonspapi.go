@@ -2,7 +2,9 @@ package providers
 
 import (
 	"cmp"
+	_ "embed"
 	"fmt"
+	"maps"
 	"math"
 	"net/http"
 	"slices"
@@ -73,12 +75,9 @@ func (p amazonPlan) operation(req *http.Request) (operation string, counts bool)
 	if _, sandbox := amazonSandbox(req); sandbox {
 		return "", false
 	}
-	_, paths := amazonTables()
-	plan, path := paths.find(append(strings.Split(strings.Trim(req.URL.EscapedPath(), "/"), "/"), req.Method))
-	if path == "" {
-		plan, path = amazonUnlisted, endpoint(req.Method, req.URL.Path, isNumbered)
-	}
-	return hostOf(req) + " " + path, plan == p
+	_, find := amazonTables()
+	plan, operation := find(req)
+	return hostOf(req) + " " + operation, plan == p
 }
 
 // amazonSandbox returns the region of a request to the sandbox.
@@ -86,50 +85,38 @@ func amazonSandbox(req *http.Request) (region string, counts bool) {
 	return hostOf(req), strings.HasPrefix(hostOf(req), "sandbox.")
 }
 
-// amazonTables returns the plans, slowest first, and the operations.
-var amazonTables = sync.OnceValues(func() ([]amazonPlan, *amazonNode) { return amazonTree(amazonOperations) })
+// amazonOperations are the operations by method, path and plan: the rate in requests a second, and the
+// burst. Each * stands for one segment of a path. They are the usage plans in the descriptions of
+// amzn/selling-partner-api-models at 34dc93f, read on 2026-11-22.
+//
+//go:embed amazonoperations.txt
+var amazonOperations string
 
-// An amazonNode is a node of a tree of the segments of paths. The last segment is the method.
-type amazonNode struct {
-	next map[string]*amazonNode
-	plan amazonPlan
-	path string // of an operation, with its method
-}
-
-func amazonTree(operations map[amazonPlan]string) (plans []amazonPlan, root *amazonNode) {
-	root = &amazonNode{}
-	for plan, list := range operations {
-		plans = append(plans, plan)
-		for line := range strings.Lines(strings.TrimSpace(list)) {
-			method, path, _ := strings.Cut(strings.TrimSpace(line), " ")
-			n := root
-			for _, segment := range append(strings.Split(strings.Trim(path, "/"), "/"), method) {
-				if n.next[segment] == nil {
-					if n.next == nil {
-						n.next = make(map[string]*amazonNode)
-					}
-					n.next[segment] = &amazonNode{}
-				}
-				n = n.next[segment]
-			}
-			n.plan, n.path = plan, method+" "+path
+// amazonTables returns the plans, slowest first, and a function that returns the plan and the operation
+// of a request.
+var amazonTables = sync.OnceValues(func() (plans []amazonPlan, find func(*http.Request) (amazonPlan, string)) {
+	mux, planOf, operation := http.NewServeMux(), map[string]amazonPlan{}, map[string]string{}
+	for line := range strings.Lines(amazonOperations) {
+		var method, path string
+		var plan amazonPlan
+		if _, err := fmt.Sscanf(line, "%s %s %g/%d", &method, &path, &plan.rate, &plan.burst); err != nil {
+			panic(fmt.Sprintf("providers: amazonoperations.txt: %q: %v", line, err))
 		}
-	}
-	slices.SortFunc(plans, func(a, b amazonPlan) int { return cmp.Or(cmp.Compare(a.rate, b.rate), cmp.Compare(a.burst, b.burst)) })
-	return plans, root
-}
-
-// find returns the operation at the segments, and its plan. The path is empty if there is none.
-func (n *amazonNode) find(segments []string) (plan amazonPlan, path string) {
-	if len(segments) == 0 {
-		return n.plan, n.path
-	}
-	for _, step := range []string{segments[0], "*"} {
-		if next := n.next[step]; next != nil {
-			if plan, path = next.find(segments[1:]); path != "" {
-				return plan, path
-			}
+		segments := strings.Split(path, "*")
+		pattern := method + " " + segments[0]
+		for i, segment := range segments[1:] {
+			pattern += fmt.Sprintf("{%c}", 'a'+i) + segment
 		}
+		mux.Handle(pattern, http.NotFoundHandler())
+		planOf[pattern], operation[pattern] = plan, method+" "+path
 	}
-	return plan, ""
-}
+	plans = slices.Compact(slices.SortedFunc(maps.Values(planOf), func(a, b amazonPlan) int {
+		return cmp.Or(cmp.Compare(a.rate, b.rate), cmp.Compare(a.burst, b.burst))
+	}))
+	return plans, func(req *http.Request) (amazonPlan, string) {
+		if _, pattern := mux.Handler(req); pattern != "" {
+			return planOf[pattern], operation[pattern]
+		}
+		return amazonUnlisted, endpoint(req.Method, req.URL.Path, isNumbered)
+	}
+})

@@ -64,12 +64,9 @@ func Anthropic(requests, input, output int64) Provider {
 	const page = "https://platform.claude.com/docs/en/api/rate-limits"
 	quota := func(name, unit string) answers.Quota {
 		name = "Anthropic-" + name
-		return answers.Quota{
-			Unit: unit, Full: true,
-			Limit:     answers.Field{Header: name + "-Limit"},
-			Remaining: answers.Field{Header: name + "-Remaining"},
-			Reset:     answers.Field{Header: name + "-Reset", Format: answers.Timestamp},
-		}
+		q := inHeaders(unit, name+"-Limit", name+"-Remaining", answers.Field{Header: name + "-Reset", Format: answers.Timestamp})
+		q.Full = true
+		return q
 	}
 	tokens := func(limit int64, unit string) throttle.Tier {
 		return throttle.Tier{Limit: limit, Window: time.Minute, Algorithm: throttle.TokenBucket, Unit: unit, Estimated: true}

@@ -38,12 +38,9 @@ var azureOpenAIPreset = Preset{
 func AzureOpenAI(requests, tokens int64) Provider {
 	const page = "https://learn.microsoft.com/en-us/azure/ai-foundry/openai/quotas-limits"
 	quota := func(of, unit string) answers.Quota {
-		return answers.Quota{
-			Unit:      unit,
-			Limit:     answers.Field{Header: "X-Ratelimit-Limit-" + of},
-			Remaining: answers.Field{Header: "X-Ratelimit-Remaining-" + of},
-			Length:    answers.Field{Header: "X-Ratelimit-Renewalperiod-" + of, Format: answers.Seconds},
-		}
+		q := inHeaders(unit, "X-Ratelimit-Limit-"+of, "X-Ratelimit-Remaining-"+of, answers.Field{})
+		q.Length = answers.Field{Header: "X-Ratelimit-Renewalperiod-" + of, Format: answers.Seconds}
+		return q
 	}
 	reset := func(of string) []answers.Field { // both spellings occur
 		return []answers.Field{{Header: "X-Ratelimit-Reset-" + of, Format: answers.Seconds}, {Header: "X-Rate-Limit-Reset-" + of, Format: answers.Seconds}}

@@ -35,25 +35,19 @@ var bybitPreset = Preset{Name: "bybit", Constructor: "Bybit()", kind: "Exchanges
 // The test network and the demo service have other hosts and are not limited here.
 func Bybit() Provider {
 	const page = "https://github.com/bybit-exchange/docs/blob/130165c/docs/v5/rate-limit/rate-limit.mdx"
-	calls := func(name string, limit int64, window time.Duration, key func(*http.Request) (string, bool)) Scope {
-		return some(name, page, key, throttle.Tier{Limit: limit, Window: window, Unit: "calls"})
+	orders := func(name string, limit int64) Scope {
+		return some(name, page, bybitOrders(name), throttle.Tier{Limit: limit, Window: time.Second, Unit: "calls"})
 	}
 	p := Provider{
 		Name: "bybit",
 		Scopes: []Scope{
-			calls("option-cancel-all", 1, time.Second, bybitOrders("option-cancel-all")),
-			calls("spot", 20, time.Second, bybitOrders("spot")),
-			calls("orders", 10, time.Second, bybitOrders("orders")),
+			orders("option-cancel-all", 1), orders("spot", 20), orders("orders", 10),
 		},
 		Cost:   bybitCost,
 		SendBy: bybitSendBy,
 		Profile: answers.Profile{
 			// The header X-Bapi-Limit-Reset-Timestamp is the present while requests are left.
-			Quotas: []answers.Quota{{
-				Unit:      "calls",
-				Limit:     answers.Field{Header: "X-Bapi-Limit"},
-				Remaining: answers.Field{Header: "X-Bapi-Limit-Status"},
-			}},
+			Quotas: []answers.Quota{inHeaders("calls", "X-Bapi-Limit", "X-Bapi-Limit-Status", answers.Field{})},
 			Rules: []answers.Rule{
 				{
 					Status: http.StatusOK, Path: "retCode", Text: "10006", Kind: answers.Limited, Wait: time.Second,
@@ -72,9 +66,7 @@ func Bybit() Provider {
 			"api.bybit.eu", "api.bybit.ae", "api.bybit.id", "api.bybitgeorgia.ge",
 		},
 	}
-	for _, l := range bybitLimits {
-		p.Scopes = append(p.Scopes, calls(l.name, l.limit, l.window, bybitEndpoints(l.name)))
-	}
+	p.Scopes = append(p.Scopes, bybitLimits.scopes(page, "calls", bybitEndpoint)...)
 	p.Scopes = append(p.Scopes, every("address", page, throttle.Tier{Limit: 600, Window: 5 * time.Second}))
 	return p
 }
@@ -86,7 +78,7 @@ var bybitLimits = pathLimits{ // below /v5/
 		asset/withdraw/vasp/list user/create-sub-member user/create-sub-api spot-margin-trade/fixedborrow
 		spot-margin-trade/fixedborrow-renew`},
 	{"3/s", 3, time.Second, "grid/create-grid grid/close-grid dca/create-bot dca/close-bot"},
-	{bybitUnlisted, 5, time.Second, ""},
+	{"5/s", 5, time.Second, ""},
 	{"10/s", 10, time.Second, `
 		position/move-history position/set-leverage position/switch-mode position/trading-stop position/set-auto-add-margin
 		position/add-margin position/confirm-pending-mmr position/move-positions account/instruments-info
@@ -106,7 +98,7 @@ var bybitLimits = pathLimits{ // below /v5/
 		account/user-setting-config asset/asset-overview asset/delivery-record asset/portfolio-margin
 		asset/settlement-record asset/total-members-assets asset/exchange/convert-result-query
 		asset/exchange/query-convert-history spread/order/realtime spread/order/history spread/execution/list
-		spread/max-qty`},
+		spread/max-qty rfq/`},
 	{"100/s", 100, time.Second, "fmartingalebot/create grid/validate-input strategy/create strategy/stop fiat/trade-execute"},
 	{"200/s", 200, time.Second, "strategy/list strategy/order-list"},
 	{"300/s", 300, time.Second, `
@@ -126,29 +118,19 @@ var bybitLimits = pathLimits{ // below /v5/
 	{"600/min", 600, time.Minute, "asset/exchange/order-record"},
 }
 
-const bybitUnlisted = "5/s"
-
-var bybitNames = bybitLimits.names()
-
 // bybitPrivate returns the path of a private request below /v5/.
 func bybitPrivate(req *http.Request) (path string, private bool) {
 	path, v5 := strings.CutPrefix(req.URL.Path, "/v5/")
 	return path, v5 && req.Header.Get("X-BAPI-API-KEY") != "" && !strings.HasPrefix(path, "market/")
 }
 
-// bybitEndpoints returns the Key of the private endpoints with a limit, without those for orders.
-func bybitEndpoints(limit string) func(*http.Request) (string, bool) {
-	return func(req *http.Request) (string, bool) {
-		path, private := bybitPrivate(req)
-		name, listed := bybitNames[path]
-		switch {
-		case strings.HasPrefix(path, "rfq/"):
-			name = "50/s"
-		case !listed:
-			name = bybitUnlisted
-		}
-		return path, private && name == limit && !bybitOrder(path)
+// bybitEndpoint returns the path of a private request that is not for orders, in the table and as key.
+func bybitEndpoint(req *http.Request) (path, key string, limited bool) {
+	key, private := bybitPrivate(req)
+	if path = key; strings.HasPrefix(path, "rfq/") {
+		path = "rfq/" // all of them
 	}
+	return path, key, private && !bybitOrder(key)
 }
 
 // bybitOrder reports whether a path is for orders, whose limits depend on the category.

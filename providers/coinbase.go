@@ -76,7 +76,7 @@ func CoinbaseApp() Provider {
 			some("key", "https://docs.cdp.coinbase.com/coinbase-app/api-architecture/rate-limiting", when(app), throttle.PerHour(10_000)),
 		},
 		Profile: answers.Profile{
-			Quotas: []answers.Quota{{Limit: answers.Field{Header: "X-Ratelimit-Limit"}, Remaining: answers.Field{Header: "X-Ratelimit-Remaining"}, Window: time.Second}},
+			Quotas: []answers.Quota{within(time.Second, inHeaders("", "X-Ratelimit-Limit", "X-Ratelimit-Remaining", answers.Field{}))},
 			Rules: []answers.Rule{
 				{Status: http.StatusTooManyRequests, Path: "errors.*.id", Text: "rate_limit_exceeded", Kind: answers.Limited},
 			},

@@ -1,6 +1,7 @@
 package providers
 
 import (
+	"cmp"
 	"net/http"
 	"slices"
 	"strings"
@@ -68,7 +69,7 @@ func (ls *endpointLimits) match(method, path string) bool {
 	return slices.ContainsFunc(ls.of, func(l endpointLimit) bool { _, counts := l.key(method, path); return counts })
 }
 
-// pathLimits are limits that each of their paths has.
+// pathLimits are limits that each of their paths has. A limit without paths is that of all others.
 type pathLimits []struct {
 	name   string
 	limit  int64
@@ -76,15 +77,25 @@ type pathLimits []struct {
 	paths  string
 }
 
-// names returns the names of the limits by path.
-func (ls pathLimits) names() map[string]string {
-	names := make(map[string]string)
+// scopes returns a scope for each limit. The function of returns the path of a request, its key, and
+// whether it has one of the limits.
+func (ls pathLimits) scopes(page, unit string, of func(*http.Request) (path, key string, limited bool)) (scopes []Scope) {
+	names, others := make(map[string]string), ""
 	for _, l := range ls {
+		if l.paths == "" {
+			others = l.name
+		}
 		for path := range strings.FieldsSeq(l.paths) {
 			names[path] = l.name
 		}
 	}
-	return names
+	for _, l := range ls {
+		scopes = append(scopes, some(l.name, page, func(req *http.Request) (string, bool) {
+			path, key, limited := of(req)
+			return key, limited && cmp.Or(names[path], others) == l.name
+		}, throttle.Tier{Limit: l.limit, Window: l.window, Unit: unit}))
+	}
+	return scopes
 }
 
 // matches reports whether a path has the form of a pattern, in which * stands for a segment.

@@ -76,12 +76,8 @@ func githubHour(resource string) throttle.Tier {
 // report the primary limit of the request's resource, which is the unit.
 func githubProfile() answers.Profile {
 	const left, resource, second = "X-Ratelimit-Remaining", "X-Ratelimit-Resource", "You have exceeded a secondary rate limit*"
-	primary := answers.Quota{
-		UnitIn:    resource,
-		Limit:     answers.Field{Header: "X-Ratelimit-Limit"},
-		Remaining: answers.Field{Header: left},
-		Reset:     answers.Field{Header: "X-Ratelimit-Reset", Format: answers.EpochSeconds},
-	}
+	primary := inHeaders("", "X-Ratelimit-Limit", left, answers.Field{Header: "X-Ratelimit-Reset", Format: answers.EpochSeconds})
+	primary.UnitIn = resource
 	reset := []answers.Field{primary.Reset}
 	return answers.Profile{
 		Quotas: []answers.Quota{primary},

@@ -187,19 +187,15 @@ var gmailLimits = map[string]int64{
 // differ, the higher one.
 func gmailUnits(method, path string) int64 {
 	_, path, _ = strings.Cut(path, "/users/")
-	parts := strings.Split(path, "/")[1:]
-	if len(parts) > 0 && parts[0] == "settings" && method == http.MethodGet {
+	_, path, _ = strings.Cut(path, "/")
+	if method == http.MethodGet && strings.HasPrefix(path+"/", "settings/") {
 		return 1
 	}
-	for i := 1; i < len(parts); i += 2 {
-		switch {
-		case i == len(parts)-1 && (parts[i] == "send" || parts[i] == "import" || strings.HasPrefix(parts[i], "batch")):
-		default:
-			parts[i] = "*"
+	path = method + " " + path
+	for pattern, units := range gmailLimits {
+		if matches(pattern, path) {
+			return units
 		}
-	}
-	if units, ok := gmailLimits[method+" "+strings.Join(parts, "/")]; ok {
-		return units
 	}
 	return 100
 }

@@ -35,6 +35,8 @@ func HubSpot(zone string) Provider {
 	searches := func(req *http.Request) bool { return strings.HasSuffix(req.URL.Path, "/search") }
 	app := when(func(req *http.Request) bool { return !searches(req) })
 	const page, search = "https://developers.hubspot.com/apisbytier", "https://developers.hubspot.com/docs/api-reference/latest/crm/search-the-crm"
+	burst := inHeaders("burst", "X-Hubspot-Ratelimit-Max", "X-Hubspot-Ratelimit-Remaining", answers.Field{})
+	burst.Length = answers.Field{Header: "X-Hubspot-Ratelimit-Interval-Milliseconds", Format: answers.Millis}
 	return Provider{
 		Name: "hubspot",
 		Scopes: []Scope{
@@ -45,14 +47,8 @@ func HubSpot(zone string) Provider {
 		Cost: costsOne("burst", app), // a unit apart, to tell what responses report of the day
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{
-				{Name: "daily", Limit: answers.Field{Header: "X-Hubspot-Ratelimit-Daily"}, Remaining: answers.Field{Header: "X-Hubspot-Ratelimit-Daily-Remaining"}},
-				{
-					Name:      "interval",
-					Unit:      "burst",
-					Limit:     answers.Field{Header: "X-Hubspot-Ratelimit-Max"},
-					Remaining: answers.Field{Header: "X-Hubspot-Ratelimit-Remaining"},
-					Length:    answers.Field{Header: "X-Hubspot-Ratelimit-Interval-Milliseconds", Format: answers.Millis},
-				},
+				named("daily", inHeaders("", "X-Hubspot-Ratelimit-Daily", "X-Hubspot-Ratelimit-Daily-Remaining", answers.Field{})),
+				named("interval", burst),
 			},
 			Rules: []answers.Rule{
 				{Status: http.StatusTooManyRequests, Path: "policyName", Text: "DAILY", Kind: answers.Limited, Until: zone, Wide: true},

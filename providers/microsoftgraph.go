@@ -61,7 +61,7 @@ func MicrosoftGraph() Provider {
 		Cost: graphCost,
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{
-				{Unit: "files", Window: time.Minute, Limit: answers.Field{Header: "Ratelimit-Limit"}, Remaining: answers.Field{Header: "Ratelimit-Remaining"}, Reset: answers.Field{Header: "Ratelimit-Reset", Format: answers.Seconds}},
+				within(time.Minute, inHeaders("files", "Ratelimit-Limit", "Ratelimit-Remaining", answers.Field{Header: "Ratelimit-Reset", Format: answers.Seconds})),
 				{Unit: "identity", NameIn: "X-Ms-Throttle-Scope", Share: answers.Field{Header: "X-Ms-Throttle-Limit-Percentage"}},
 			},
 			Charges: []answers.Charge{{Unit: "identity", Field: answers.Field{Header: "X-Ms-Resource-Unit"}}},

@@ -49,7 +49,7 @@ func Okta() Provider {
 		},
 		Cost: costsOne("attempts", oktaUser),
 		Profile: answers.Profile{
-			Quotas: []answers.Quota{{Limit: answers.Field{Header: limit}, Remaining: answers.Field{Header: "X-Rate-Limit-Remaining"}, Reset: reset}},
+			Quotas: []answers.Quota{inHeaders("", limit, "X-Rate-Limit-Remaining", reset)},
 			Rules: []answers.Rule{
 				{Status: http.StatusTooManyRequests, Header: limit, Value: "0", Kind: answers.Limited, Wide: true, Reason: "concurrency"},
 				{Status: http.StatusTooManyRequests, Kind: answers.Limited, Delay: []answers.Field{reset}},

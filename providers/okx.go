@@ -53,10 +53,7 @@ func OKX() Provider {
 		}},
 		Hosts: []string{"www.okx.com", "my.okx.com", "tr.okx.com", "www.okex.com"},
 	}
-	for _, l := range okxLimits {
-		p.Scopes = append(p.Scopes, some(l.name, page, okxEndpoints(l.name), throttle.Tier{Limit: l.limit, Window: l.window}))
-	}
-	p.Scopes = append(p.Scopes, some("orders", orders, when(func(req *http.Request) bool { return okxOrders(req) > 0 }),
+	p.Scopes = append(okxLimits.scopes(page, "", okxEndpoint), some("orders", orders, when(func(req *http.Request) bool { return okxOrders(req) > 0 }),
 		throttle.Tier{Limit: 1_000, Window: window, Unit: "orders"}))
 	return p
 }
@@ -74,7 +71,7 @@ var okxLimits = pathLimits{ // below /api/v5/
 		users/subaccount/set-transfer-out users/entrust-subaccount-list rfq/rfqs rfq/quotes rfq/execute-quote
 		copytrading/current-subpositions copytrading/subpositions-history copytrading/instruments
 		copytrading/close-subposition copytrading/set-instruments`},
-	{okxUnlisted, 5, 2 * time.Second, ""},
+	{"5/2s", 5, 2 * time.Second, ""},
 	{"10/2s", 10, 2 * time.Second, `
 		account/account-position-risk account/balance account/positions account/positions-history account/risk-state
 		account/greeks public/estimated-price public/mark-price public/position-tiers public/time trade/fills-history
@@ -104,10 +101,6 @@ var okxLimits = pathLimits{ // below /api/v5/
 	{"60/2s", 60, 2 * time.Second, "trade/order trade/amend-order trade/cancel-order trade/orders-pending trade/fills"},
 	{"300/2s", 300, 2 * time.Second, "trade/batch-orders trade/amend-batch-orders trade/cancel-batch-orders"},
 }
-
-const okxUnlisted = "5/2s"
-
-var okxNames = okxLimits.names()
 
 // okxSingle are the endpoints for one order, by the endpoint for a batch.
 var okxSingle = map[string]string{
@@ -156,20 +149,14 @@ func okxInstruments(req *http.Request, most int) []string {
 	return instruments
 }
 
-// okxEndpoints returns the Key of the endpoints with a limit.
-func okxEndpoints(limit string) func(*http.Request) (string, bool) {
-	return func(req *http.Request) (string, bool) {
-		path, instruments := okxPath(req)
-		name, listed := okxNames[path]
-		if !listed {
-			name = okxUnlisted
-		}
-		key := req.Method + " " + path
-		if of := slices.Compact(instruments); len(of) == 1 {
-			key += " " + of[0]
-		}
-		return key, name == limit
+// okxEndpoint returns the path of a request, and its key.
+func okxEndpoint(req *http.Request) (path, key string, limited bool) {
+	path, instruments := okxPath(req)
+	key = req.Method + " " + path
+	if of := slices.Compact(instruments); len(of) == 1 {
+		key += " " + of[0]
 	}
+	return path, key, true
 }
 
 // okxOrders returns the number of orders that a request places or amends and that count for the

@@ -81,12 +81,9 @@ func OpenAI(requests, tokens int64) Provider {
 // openAIQuota returns the quota that the x-ratelimit headers report. Its reset is the time when all of
 // it is available again.
 func openAIQuota(of, unit string) answers.Quota {
-	return answers.Quota{
-		Unit: unit, Full: true,
-		Limit:     answers.Field{Header: "X-Ratelimit-Limit-" + of},
-		Remaining: answers.Field{Header: "X-Ratelimit-Remaining-" + of},
-		Reset:     answers.Field{Header: "X-Ratelimit-Reset-" + of, Format: answers.Duration},
-	}
+	q := inHeaders(unit, "X-Ratelimit-Limit-"+of, "X-Ratelimit-Remaining-"+of, answers.Field{Header: "X-Ratelimit-Reset-" + of, Format: answers.Duration})
+	q.Full = true
+	return q
 }
 
 // openAIWaits returns the places of a wait, in the order of OpenAI's SDKs, and then the message of

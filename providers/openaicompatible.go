@@ -162,8 +162,7 @@ func (c *compatible) openRouter() {
 func (c *compatible) mistral() {
 	c.settles(answers.Field{Header: "X-Ratelimit-Tokens-Query-Cost"})
 	quota := func(unit, of, per string) answers.Quota {
-		return answers.Quota{Unit: unit, Window: time.Minute,
-			Limit: answers.Field{Header: of + "-Limit-" + per}, Remaining: answers.Field{Header: of + "-Remaining-" + per}}
+		return within(time.Minute, inHeaders(unit, of+"-Limit-"+per, of+"-Remaining-"+per, answers.Field{}))
 	}
 	c.Profile.Quotas = []answers.Quota{
 		quota("", "X-Ratelimit", "Req-Minute"), quota("tokens", "X-Ratelimit", "Tokens-Minute"), quota("tokens", "X-Ratelimitbysize", "Minute"),
@@ -210,8 +209,8 @@ func (c *compatible) together() {
 	c.Hosts = []string{"api.together.ai", "api.together.xyz"}
 	reset := answers.Field{Header: "X-Ratelimit-Reset", Format: answers.Seconds}
 	c.Profile.Quotas = []answers.Quota{
-		{Window: time.Second, Limit: answers.Field{Header: "X-Ratelimit-Limit"}, Remaining: answers.Field{Header: "X-Ratelimit-Remaining"}, Reset: reset},
-		{Unit: "tokens", Window: time.Second, Limit: answers.Field{Header: "X-Tokenlimit-Limit"}, Remaining: answers.Field{Header: "X-Tokenlimit-Remaining"}, Reset: reset},
+		within(time.Second, inHeaders("", "X-Ratelimit-Limit", "X-Ratelimit-Remaining", reset)),
+		within(time.Second, inHeaders("tokens", "X-Tokenlimit-Limit", "X-Tokenlimit-Remaining", reset)),
 	}
 	c.Profile.RetryAfter = append(c.Profile.RetryAfter, reset)
 }
@@ -259,12 +258,6 @@ func modelTiers(requests, tokens int64) (tiers []throttle.Tier) {
 		tiers = append(tiers, noLimit)
 	}
 	return tiers
-}
-
-// within returns a quota with its window.
-func within(window time.Duration, q answers.Quota) answers.Quota {
-	q.Window = window
-	return q
 }
 
 func isHost(text string) error {

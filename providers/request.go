@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
 )
 
 // compiled is the day when the pages were read, unless a scope names another day.
@@ -133,6 +134,23 @@ func part(body []byte, boundary, name string) string {
 		}
 	}
 	return ""
+}
+
+// inHeaders returns a quota whose limit and remaining count are in headers.
+func inHeaders(unit, limit, remaining string, reset answers.Field) answers.Quota {
+	return answers.Quota{Unit: unit, Limit: answers.Field{Header: limit}, Remaining: answers.Field{Header: remaining}, Reset: reset}
+}
+
+// within returns a quota with its window.
+func within(window time.Duration, q answers.Quota) answers.Quota {
+	q.Window = window
+	return q
+}
+
+// named returns a quota with its name.
+func named(name string, q answers.Quota) answers.Quota {
+	q.Name = name
+	return q
 }
 
 // bucket returns a tier of a token bucket that gains limit in each window and holds size.

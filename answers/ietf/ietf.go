@@ -73,9 +73,7 @@ func (n *names) separate(h http.Header, policies []answers.Reading) (_, _ []answ
 		r.Window = limits[0].Window // Docker Hub sends 100;w=21600
 		policies = append(policies, limits[1:]...)
 	}
-	left, hasLeft := integer(h.Values(n.remaining))
-	reset, hasReset := integer(h.Values(n.reset))
-	set(&r, left, hasLeft, reset, hasReset)
+	set(&r, func(header string) (any, bool) { return integer(h.Values(header)) }, n.remaining, n.reset)
 	if r.Limit == 0 && r.Has == 0 {
 		return nil, policies
 	}
@@ -83,36 +81,39 @@ func (n *names) separate(h http.Header, policies []answers.Reading) (_, _ []answ
 }
 
 // integer parses a header that is a non-negative Integer.
-func integer(lines []string) (int64, bool) {
+func integer(lines []string) (value any, ok bool) {
 	item, err := httpsfv.UnmarshalItem(lines)
-	n, present, ok := natural(item.Value, err == nil)
-	return n, present && ok
+	_, present, ok := natural(item.Value, err == nil)
+	return item.Value, present && ok
 }
 
 // itemList parses a RateLimit header: a list of named items or, in -07, a dictionary.
-func itemList(lines []string) (rs []answers.Reading) {
-	if len(lines) == 0 {
-		return nil
-	}
-	list, err := httpsfv.UnmarshalList(lines)
-	if err != nil {
+func itemList(lines []string) []answers.Reading {
+	rs, isList := list(lines, func(item httpsfv.Item) (r answers.Reading, ok bool) {
+		ok = setName(&r, item.Value) && setKey(&r, item.Params) && set(&r, item.Params.Get, "r", "t")
+		return r, ok
+	})
+	if !isList {
 		return dictionary(lines)
 	}
-	for _, m := range list[:min(len(list), maxItems)] {
+	return rs
+}
+
+// list parses a list of items. There are no readings if one of them is malformed.
+func list(lines []string, read func(httpsfv.Item) (answers.Reading, bool)) (rs []answers.Reading, isList bool) {
+	members, err := httpsfv.UnmarshalList(lines)
+	for _, m := range members[:min(len(members), maxItems)] {
 		item, ok := m.(httpsfv.Item)
 		if !ok {
-			return nil
+			return nil, true
 		}
-		var r answers.Reading
-		left, hasLeft, ok1 := natural(item.Params.Get("r"))
-		reset, hasReset, ok2 := natural(item.Params.Get("t"))
-		if !setName(&r, item.Value) || !ok1 || !ok2 || !setKey(&r, item.Params) {
-			return nil
+		r, ok := read(item)
+		if !ok {
+			return nil, true
 		}
-		set(&r, left, hasLeft, reset, hasReset)
 		rs = append(rs, r)
 	}
-	return rs
+	return rs, err == nil
 }
 
 // dictionary parses a RateLimit header of draft-07.
@@ -127,36 +128,16 @@ func dictionary(lines []string) []answers.Reading {
 		return item.Value, present
 	}
 	limit, _, ok := natural(value("limit"))
-	left, hasLeft, ok1 := natural(value("remaining"))
-	reset, hasReset, ok2 := natural(value("reset"))
-	if !ok || !ok1 || !ok2 || limit == 0 {
+	r := answers.Reading{Limit: limit}
+	if !ok || limit == 0 || !set(&r, value, "remaining", "reset") {
 		return nil
 	}
-	r := answers.Reading{Limit: limit}
-	set(&r, left, hasLeft, reset, hasReset)
 	return []answers.Reading{r}
 }
 
 // policyList parses a RateLimit-Policy or RateLimit-Limit header.
-func policyList(lines []string) (rs []answers.Reading) {
-	if len(lines) == 0 {
-		return nil
-	}
-	list, err := httpsfv.UnmarshalList(lines)
-	if err != nil {
-		return nil
-	}
-	for _, m := range list[:min(len(list), maxItems)] {
-		item, ok := m.(httpsfv.Item)
-		if !ok {
-			return nil
-		}
-		r, ok := policy(item)
-		if !ok {
-			return nil
-		}
-		rs = append(rs, r)
-	}
+func policyList(lines []string) []answers.Reading {
+	rs, _ := list(lines, policy)
 	return rs
 }
 
@@ -198,16 +179,19 @@ func addPolicy(r *answers.Reading, policies []answers.Reading) []answers.Reading
 	return slices.Delete(policies, match, match+1)
 }
 
-// set sets the remaining count and the reset, where present.
-func set(r *answers.Reading, left int64, hasLeft bool, reset int64, hasReset bool) {
+// set sets the remaining count and the reset, where present. It returns false if one is malformed.
+func set(r *answers.Reading, value func(key string) (any, bool), remaining, reset string) bool {
+	left, hasLeft, ok1 := natural(value(remaining))
+	after, hasReset, ok2 := natural(value(reset))
 	if hasLeft {
 		r.Remaining = left
 		r.Has |= answers.HasRemaining
 	}
 	if hasReset {
-		r.Reset = seconds(reset)
+		r.Reset = seconds(after)
 		r.Has |= answers.HasReset
 	}
+	return ok1 && ok2
 }
 
 // seconds returns n seconds, at most a hundred years. Profile.Read ignores times beyond a year.

@@ -304,28 +304,24 @@ func (a *API) Headers(r *Response) map[string]string {
 	return headers
 }
 
-var compiled sync.Map // regular expressions by their text
-
-func compile(text string) *regexp.Regexp {
-	p, ok := compiled.Load(text)
-	if !ok {
-		p, _ = compiled.LoadOrStore(text, regexp.MustCompile(text))
-	}
-	return p.(*regexp.Regexp)
+// An expression is a regular expression or, if isGlob is set, a pattern of a Match.
+type expression struct {
+	text   string
+	isGlob bool
 }
 
-var globs sync.Map // regular expressions by pattern
+var compiled sync.Map // *regexp.Regexp by expression
 
-func glob(text string) *regexp.Regexp {
-	if p, ok := globs.Load(text); ok {
-		return p.(*regexp.Regexp)
+func (e expression) matches(s string) bool {
+	p, ok := compiled.Load(e)
+	if !ok {
+		text := e.text
+		if e.isGlob {
+			text = "^" + strings.NewReplacer(`\*\*`, `.*`, `\*`, `[^/]*`).Replace(regexp.QuoteMeta(text)) + "$"
+		}
+		p, _ = compiled.LoadOrStore(e, regexp.MustCompile(text))
 	}
-	p := regexp.QuoteMeta(text)
-	p = strings.ReplaceAll(p, `\*\*`, `.*`)
-	p = strings.ReplaceAll(p, `\*`, `[^/]*`)
-	e := compile("^" + p + "$")
-	globs.Store(text, e)
-	return e
+	return p.(*regexp.Regexp).MatchString(s)
 }
 
 // fits reports whether a request is one of the Match, and the pattern that matched.
@@ -340,8 +336,8 @@ func (m *Match) fits(r *request) (pattern string, ok bool) {
 	if slices.ContainsFunc(m.Unless, r.matches) {
 		return "", false
 	}
-	for selector, expression := range m.Where {
-		if !compile(expression).MatchString(r.value(selector)) {
+	for selector, text := range m.Where {
+		if !(expression{text, false}).matches(r.value(selector)) {
 			return "", false
 		}
 	}
@@ -356,10 +352,11 @@ func (r *request) matches(pattern string) bool {
 	if methods != "*" && !slices.Contains(strings.Split(methods, ","), r.Method) {
 		return false
 	}
-	if strings.HasPrefix(where, "/") {
-		return glob(where).MatchString(r.URL.Path)
+	on := r.URL.Path
+	if !strings.HasPrefix(where, "/") {
+		on = r.URL.Host + on
 	}
-	return glob(where).MatchString(r.URL.Host + r.URL.Path)
+	return expression{where, true}.matches(on)
 }
 
 // Build returns the n-th request of a kind.
@@ -395,14 +392,12 @@ func (t *Traffic) Build(a *API, worker, n int) *http.Request {
 
 // Build returns the request of a fixture.
 func (f *Fixture) Build() *http.Request {
-	var body *strings.Reader
-	r, err := http.NewRequest(f.Request.Method, "https://"+f.Request.Host+f.Request.Path, nil)
+	r, err := http.NewRequest(f.Request.Method, "https://"+f.Request.Host+f.Request.Path, strings.NewReader(f.Request.Body))
 	if err != nil {
 		panic(err)
 	}
-	if f.Request.Body != "" {
-		body = strings.NewReader(f.Request.Body)
-		r, _ = http.NewRequest(f.Request.Method, r.URL.String(), body)
+	if f.Request.Body == "" {
+		r.Body, r.GetBody = nil, nil
 	}
 	for name, value := range f.Request.Headers {
 		r.Header.Set(name, value)

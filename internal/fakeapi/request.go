@@ -227,7 +227,7 @@ var placeholder = regexp.MustCompile(`\$\{([^}]*)\}`)
 //	${LIMIT.reset|FORM}   until all of the limit is free
 //	${now|FORM} ${=EXPRESSION} ${SELECTOR} ${hash SELECTOR} (eight digits)
 //
-// Without a name, LIMIT is the refusing one. See form for the forms.
+// Without a name, LIMIT is the refusing one. See format for FORM.
 func (a *answer) fill(template string) (text string, ok bool) {
 	ok = true
 	text = placeholder.ReplaceAllStringFunc(template, func(p string) string {
@@ -299,40 +299,40 @@ func (a *answer) limit(name string) *counted {
 	return nil
 }
 
-// format writes a time from now on: s and s1, s3 (seconds, rounded up), ms, dur (as Go does), unix, unixms,
-// unix3 (epochs), rfc3339, http, and iso (with a zone of digits).
-func (a *answer) format(d time.Duration, form string) string {
-	seconds := int64(math.Ceil(d.Seconds()))
+// A form is how a time is written: as a number of units, rounded up.
+type form struct {
+	unit     time.Duration
+	decimals int
+	epoch    bool // since 1970, and not from now on
+}
+
+var forms = map[string]form{
+	"s": {time.Second, 0, false}, "s2": {time.Second, 2, false}, "s3": {time.Second, 3, false},
+	"unix": {time.Second, 0, true}, "unix3": {time.Second, 3, true}, "unixms": {time.Millisecond, 0, true},
+}
+
+// format writes a time from now on in one of the forms, or as dur (as Go does), rfc3339 or http.
+func (a *answer) format(d time.Duration, as string) string {
 	at := time.UnixMicro(a.now).Add(d)
-	switch form {
-	case "s":
-		return strconv.FormatInt(seconds, 10)
-	case "s.0":
-		return strconv.FormatInt(seconds, 10) + ".0"
-	case "s1":
-		return strconv.FormatFloat(math.Ceil(d.Seconds()*10)/10, 'f', 1, 64)
-	case "s2":
-		return strconv.FormatFloat(math.Ceil(d.Seconds()*100)/100, 'f', 2, 64)
-	case "s3":
-		return strconv.FormatFloat(math.Ceil(d.Seconds()*1000)/1000, 'f', 3, 64)
-	case "min":
-		return strconv.FormatInt(int64(math.Ceil(d.Minutes())), 10)
-	case "ms":
-		return strconv.FormatInt(int64(math.Ceil(float64(d)/1e6)), 10)
+	second := at.Add(time.Second - 1).UTC().Truncate(time.Second)
+	switch as {
 	case "dur":
 		return (d + time.Millisecond - 1).Truncate(time.Millisecond).String()
-	case "unix":
-		return strconv.FormatInt(int64(math.Ceil(float64(at.UnixMicro())/1e6)), 10)
-	case "unixms":
-		return strconv.FormatInt(int64(math.Ceil(float64(at.UnixMicro())/1e3)), 10)
-	case "unix3":
-		return strconv.FormatFloat(float64(at.UnixMicro())/1e6, 'f', 3, 64)
 	case "rfc3339":
-		return at.Add(time.Second - 1).UTC().Truncate(time.Second).Format("2006-01-02T15:04:05Z")
+		return second.Format(time.RFC3339)
 	case "http":
-		return at.Add(time.Second - 1).UTC().Truncate(time.Second).Format(http.TimeFormat)
+		return second.Format(http.TimeFormat)
 	}
-	panic(fmt.Sprintf("%s: form %q", a.api.Name, form))
+	f, ok := forms[as]
+	if !ok {
+		panic(fmt.Sprintf("%s: form %q", a.api.Name, as))
+	}
+	if f.epoch {
+		d = time.Duration(at.UnixNano())
+	}
+	parts := time.Duration(math.Pow10(f.decimals))
+	part := f.unit / parts
+	return strconv.FormatFloat(float64((d+part-1)/part)/float64(parts), 'f', f.decimals, 64)
 }
 
 // sentence is 14 words and a period: 15 tokens in the vocabularies of today's models.

@@ -71,6 +71,20 @@ func NewServer(a *API) *Server {
 	return &Server{api: a, counters: map[string]*counting{}}
 }
 
+// Delivery and Service are the bounds of the times that requests take to reach an API under load, and
+// that it takes to answer them.
+var (
+	Delivery = [2]time.Duration{20 * time.Millisecond, 200 * time.Millisecond}
+	Service  = [2]time.Duration{10 * time.Millisecond, 50 * time.Millisecond}
+)
+
+// NewSlowServer returns a stand-in with the delays Delivery and Service.
+func NewSlowServer(a *API) *Server {
+	s := NewServer(a)
+	s.Latency, s.Hold = Between(Delivery[0], Delivery[1]), Between(Service[0], Service[1])
+	return s
+}
+
 // Worker is the header by which a test tells its workers apart.
 const Worker = "X-Test-Worker"
 
@@ -460,42 +474,3 @@ func (a *API) answerOf(r *request) int {
 
 var _ http.RoundTripper = (*Server)(nil)
 var _ http.Handler = (*Server)(nil)
-
-// Arrive judges a request that arrives now, and returns the response if it is refused.
-func (s *Server) Arrive(r *http.Request) (response *http.Response, body string, refused bool) {
-	var sent []byte
-	if r.Body != nil {
-		sent, _ = io.ReadAll(r.Body)
-	}
-	a := s.judge(r, sent, s.now())
-	if a.refused == nil {
-		return nil, "", false
-	}
-	status, header := s.head(a)
-	body = s.body(a)
-	return httpmem.Response(r, status, header, body, func() {}), body, true
-}
-
-// AnswerOf returns the index of the answer to an accepted request, or -1.
-func (s *Server) AnswerOf(r *http.Request) int { return s.api.answerOf(snapshot(s.api, r)) }
-
-// Counts reports whether a limit counts a request.
-func Counts(a *API, l *Limit, r *http.Request) bool {
-	q := snapshot(a, r)
-	if _, ok := l.fits(q); !ok {
-		return false
-	}
-	cost, _ := q.cost(l)
-	return cost > 0
-}
-
-// snapshot returns a request without consuming its body.
-func snapshot(a *API, r *http.Request) *request {
-	var sent []byte
-	if r.GetBody != nil {
-		if body, err := r.GetBody(); err == nil {
-			sent, _ = io.ReadAll(body)
-		}
-	}
-	return NewServer(a).newRequest(r, sent, time.Now().UnixMicro())
-}

@@ -81,7 +81,7 @@ func isSelector(e ast.Expr, pkg, name string) bool {
 // number when you can, and add none.
 var manyFiles = map[string]int{
 	".admission": 4, ".compiledPolicy": 6, ".demand": 4, ".Limiter": 4, ".Policy": 4, ".revision": 6, ".scope": 7,
-	"algorithms.Ledger": 11, "algorithms.Plan": 9, "algorithms.Tier": 5, "answers.Profile": 5,
+	"algorithms.Ledger": 10, "algorithms.Plan": 6, "answers.Profile": 5,
 	"distributed.Store": 5, "distributed.quota": 9, "internal/queue.Queue": 5, "store/storetest.check": 5,
 }
 
