@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"io"
 	"net/http"
 	"slices"
@@ -17,8 +16,7 @@ import (
 // A load is the workers of one process, which together request more than the limit.
 type load struct {
 	transport http.RoundTripper // waits for admission, and sends
-	url       string
-	costs     func() int64 // draws the tokens of a request. If nil, tokens are not counted
+	costs     func() int64      // draws the tokens of a request. If nil, tokens are not counted
 }
 
 // A Tally is what the workers of a process measured.
@@ -52,7 +50,7 @@ func (t *Tally) add(more Tally) {
 }
 
 // newLoad opens the client in its process, and returns the workers that use it.
-func (p process) newLoad(url string) (*load, error) {
+func (p process) newLoad() (*load, error) {
 	c, err := p.client()
 	if err != nil {
 		return nil, err
@@ -67,32 +65,28 @@ func (p process) newLoad(url string) (*load, error) {
 	transport, err := c.open(p)
 	requests := p.Run
 	requests.Seed += uint64(p.index) // each process sends requests of its own
-	return &load{transport: transport, url: url, costs: requests.costs()}, err
+	return &load{transport: transport, costs: requests.costs()}, err
 }
 
 // drainTime is how long a fleet has after a run to cancel unused reservations and to end
 // its listeners, before its connections are closed.
 const drainTime = 6 * time.Second
 
-// run runs the client in this process, from a time and for a time.
-func (p process) run(url string, start time.Time, length time.Duration) Tally {
+// run runs the client in this process for a time.
+func (p process) run(length time.Duration) Tally {
 	var redisCalls calls.Counter
 	if p.rdb != nil {
 		p.rdb.AddHook(&redisCalls)
 		defer p.rdb.Close()
 	}
-	l, err := p.newLoad(url)
-	if err == nil && time.Until(start) < 0 {
-		err = errors.New("the process took too long to start")
-	}
+	l, err := p.newLoad()
 	if err != nil {
 		return Tally{Error: err.Error()}
 	}
-	time.Sleep(time.Until(start))
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	// A limiter refuses waits that outlast a context's deadline. So the context is canceled.
-	defer time.AfterFunc(time.Until(start.Add(length)), cancel).Stop()
+	defer time.AfterFunc(length, cancel).Stop()
 	t := l.run(ctx, p.workers())
 	t.Calls = redisCalls.Count()
 	if p.rdb != nil {
@@ -133,7 +127,7 @@ func (l *load) run(ctx context.Context, workers int) Tally {
 func (l *load) send(ctx context.Context) (status int, waited time.Duration, err error) {
 	var sent time.Time
 	start := time.Now()
-	req, err := http.NewRequestWithContext(context.WithValue(ctx, sentKey{}, &sent), http.MethodGet, l.url, nil)
+	req, err := http.NewRequestWithContext(context.WithValue(ctx, sentKey{}, &sent), http.MethodGet, "http://provider", nil)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -152,20 +146,14 @@ func (l *load) send(ctx context.Context) (status int, waited time.Duration, err 
 	return resp.StatusCode, sent.Sub(start), err
 }
 
-// A timestamper records when a request is handed to the network, both in the request's
-// context and in a header for the provider.
+// A timestamper records in a request's context when it is handed to the network.
 type timestamper struct{ base http.RoundTripper }
 
 type sentKey struct{}
 
-const sentHeader = "Sent" // Unix nanoseconds
-
 func (t *timestamper) RoundTrip(req *http.Request) (*http.Response, error) {
-	now := time.Now()
 	if sent, ok := req.Context().Value(sentKey{}).(*time.Time); ok {
-		*sent = now
+		*sent = time.Now()
 	}
-	req = req.Clone(req.Context())
-	req.Header.Set(sentHeader, strconv.FormatInt(now.UnixNano(), 10))
 	return t.base.RoundTrip(req)
 }

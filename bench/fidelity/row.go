@@ -14,8 +14,6 @@ type Row struct {
 	Provider string `json:"provider"`
 	Delay    string `json:"delay"`
 	Policy   string `json:"policy"`
-	// Clock is "real" or "virtual".
-	Clock string `json:"clock"`
 	// Guard is the client's guard. If empty, the client has none.
 	Guard string `json:"guard"`
 
@@ -38,7 +36,7 @@ type Row struct {
 }
 
 // row returns the result of a run.
-func (r Run) row(clock string, arrivals []throttletest.Arrival, start time.Time, tallies []Tally) (Row, error) {
+func (r Run) row(arrivals []throttletest.Arrival, start time.Time, tallies []Tally) (Row, error) {
 	c, err := r.client()
 	if err != nil {
 		return Row{}, err
@@ -46,7 +44,7 @@ func (r Run) row(clock string, arrivals []throttletest.Arrival, start time.Time,
 	end := start.Add(r.Length)
 	row := Row{
 		Client: r.Client, Provider: r.Provider, Delay: r.Delay, Policy: r.Policy,
-		Clock: clock, Guard: c.guardText(r), Seconds: r.Length.Seconds(),
+		Guard: c.guardText(r), Seconds: r.Length.Seconds(),
 	}
 	for _, a := range arrivals {
 		switch {

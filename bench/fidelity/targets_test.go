@@ -14,7 +14,7 @@ import (
 func TestTargets(t *testing.T) {
 	t.Parallel()
 	var runs []Run
-	for _, r := range VirtualRuns(true, 7) {
+	for _, r := range Runs(true, 7) {
 		c, _ := r.client()
 		declared := r.Client == "throttle" || r.Client == "throttle-redis"
 		undeclared := r.Client == "throttle-default" && (r.Provider == "fixed" || r.Provider == "rolling" || r.Provider == "bucket")

@@ -63,7 +63,7 @@ func (r Run) runInBubble() (Row, error) {
 		}
 		all.Wait()
 	}
-	return r.row("virtual", env.api.Arrivals(), start, tallies)
+	return r.row(env.api.Arrivals(), start, tallies)
 }
 
 // lifetimes returns how long the client runs between restarts. A client that doesn't
@@ -90,7 +90,7 @@ func (r Run) runProcess(index, life int, length time.Duration, env environment) 
 	if c.redis {
 		p.rdb = dial(env.redis)
 	}
-	return p.run("http://provider", time.Now(), length)
+	return p.run(length)
 }
 
 // connections models the connections of net/http to a provider. A request takes an idle
