@@ -26,7 +26,7 @@
 //
 // # Speed
 //
-// A benchmark compares the throughput with that of a ReverseProxy with the same transport:
+// A benchmark compares the processor time with that of a ReverseProxy with the same transport:
 //
 //	go test -run - -bench Proxy -benchtime 40x ./internal/proxy
 package proxy
