@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -9,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/apithrottle/throttle/bench/rig"
 )
@@ -46,9 +44,7 @@ func restarts(r Row) bool {
 }
 
 // writeCharts draws the charts for which there are rows into a directory, and returns their paths.
-// It creates the directory if necessary. If several rows have the same client, provider, delay and
-// policy, rows in virtual time take precedence, and among these the worst row. It returns an error
-// if no chart has a row.
+// It creates the directory if necessary. It returns an error if no chart has a row.
 func writeCharts(dir string, rows []Row) (paths []string, err error) {
 	for _, c := range charts {
 		g, _ := c.grid(rows)
@@ -70,19 +66,19 @@ func writeCharts(dir string, rows []Row) (paths []string, err error) {
 	return paths, nil
 }
 
-// writeTables writes a table for each clock, policy and provider. The cells have each client's
+// writeTables writes a table for each policy and provider. The cells have each client's
 // refused requests and utilization.
 func writeTables(w io.Writer, rows []Row) {
-	type heading struct{ clock, policy, provider string }
+	type heading struct{ policy, provider string }
 	var written []heading
 	fmt.Fprintln(w, "refused / used, of the upper bound")
 	for _, r := range rows {
-		h := heading{r.Clock, r.Policy, r.Provider}
+		h := heading{r.Policy, r.Provider}
 		if slices.Contains(written, h) {
 			continue
 		}
 		written = append(written, h)
-		g, results := chart{columns: delays, column: func(r Row) (string, bool) { return r.Delay, heading{r.Clock, r.Policy, r.Provider} == h }}.grid(rows)
+		g, results := chart{columns: delays, column: func(r Row) (string, bool) { return r.Delay, heading{r.Policy, r.Provider} == h }}.grid(rows)
 		for i, n := range g.Rows {
 			g.Rows[i] = rig.Name{Key: n.Key}
 		}
@@ -99,10 +95,7 @@ func (c chart) grid(rows []Row) (g *rig.Grid, results map[[2]string]Row) {
 	results = make(map[[2]string]Row)
 	for _, r := range rows {
 		if column, ok := c.column(r); ok {
-			at := [2]string{r.Client, column}
-			if old, ok := results[at]; !ok || worse(r, old) {
-				results[at] = r
-			}
+			results[[2]string{r.Client, column}] = r
 		}
 	}
 	var rowKeys, columnKeys []string
@@ -169,30 +162,20 @@ func knownFirst(known []rig.Name, keys []string) (names []rig.Name) {
 	return append(names, rig.Names(keys...)...)
 }
 
-// worse reports whether r takes precedence over other.
-func worse(r, other Row) bool {
-	if r.Clock != other.Clock {
-		return r.Clock == "virtual"
-	}
-	return cmp.Or(cmp.Compare(refused(r), refused(other)), cmp.Compare(other.Utilization, r.Utilization)) > 0
-}
-
-// conditions describes how long the runs took, and in which time.
+// conditions describes how long the runs took.
 func conditions(rows []Row) string {
 	if len(rows) == 0 {
 		return ""
 	}
-	var clocks []string
 	var lengths []float64
 	for _, r := range rows {
-		clocks, lengths = append(clocks, r.Clock), append(lengths, r.Seconds)
+		lengths = append(lengths, r.Seconds)
 	}
-	slices.Sort(clocks)
 	length := fmt.Sprintf("%.0f", slices.Min(lengths))
 	if longest := fmt.Sprintf("%.0f", slices.Max(lengths)); longest != length {
 		length += " to " + longest
 	}
-	return fmt.Sprintf("%s s of %s time each", length, strings.Join(slices.Compact(clocks), " or "))
+	return length + " s of virtual time each"
 }
 
 func refused(r Row) float64 { return float64(r.Refused) / float64(max(1, r.Sent)) }

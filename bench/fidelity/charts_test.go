@@ -52,7 +52,7 @@ func every(clients []rig.Name, policy string, providers, delays []rig.Name) (row
 			for _, d := range delays {
 				n := int64(len(rows))
 				rows = append(rows, Row{
-					Client: c.Key, Provider: p.Key, Delay: d.Key, Policy: policy, Clock: "virtual",
+					Client: c.Key, Provider: p.Key, Delay: d.Key, Policy: policy,
 					Sent: 2500 + n, Accepted: 2500 - 20*n, Refused: 21 * n,
 					Utilization: 1 - float64(n)/101, Seconds: 60,
 				})
@@ -138,19 +138,6 @@ func TestCells(t *testing.T) {
 	}
 }
 
-func TestWorstRow(t *testing.T) {
-	r := Row{Client: "uber", Provider: "fixed", Delay: "uniform", Policy: twoTiers, Clock: "real", Seconds: 60}
-	r.Sent, r.Refused, r.Utilization = 200, 3, 0.97
-	less, more := r, r
-	less.Refused, less.Utilization = 0, 0.5
-	more.Utilization = 0.98
-	for _, rows := range [][]Row{{r, less, more}, {less, more, r}, {more, r, less}} {
-		if s := draw(charts[0], rows); !strings.Contains(s, "3 of 200 refused, 97 % used") {
-			t.Errorf("%+v: the description is %q, want the worst row in it", rows, parse(t, s).Desc)
-		}
-	}
-}
-
 // TestLayout checks with long names and numbers that all elements are inside the picture and
 // that texts don't overlap.
 func TestLayout(t *testing.T) {
@@ -164,7 +151,6 @@ func TestLayout(t *testing.T) {
 			if c.file == "fidelity-restart.svg" && i%2 == 0 {
 				long[i].Provider = strings.Repeat("a", 500)
 			}
-			long[i].Clock = strings.Repeat("long", 50)
 		}
 		for _, rows := range [][]Row{c.rows, c.rows[:1], long} {
 			parse(t, draw(c.chart, rows)).check(t, c.file)

@@ -3,45 +3,13 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"os"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/apithrottle/throttle/bench/rig"
-	"github.com/apithrottle/throttle/internal/redistest"
-	"github.com/apithrottle/throttle/internal/soak"
 )
-
-func TestMain(m *testing.M) {
-	rig.Work(work)
-	os.Exit(m.Run())
-}
-
-// TestReal makes runs with processes and sockets, in place of virtual time. It doesn't check
-// how many requests were admitted or refused, which depends on how busy the machine is.
-func TestReal(t *testing.T) {
-	soak.Long(t, "takes ten seconds, and several processes")
-	var runs []Run
-	for _, name := range []string{"throttle", "throttle-redis", "xtime-1", "redis_rate"} {
-		runs = append(runs, Run{Client: name, Provider: "bucket", Delay: "uniform", Policy: "5/s", Length: 4 * time.Second, Seed: 1}) // the first 2 s are not measured
-	}
-	rows, err := Real(t.Context(), runs, "redis://"+redistest.Start(t).Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, row := range rows {
-		usesRedis := strings.Contains(row.Client, "redis")
-		if row.Client != runs[i].Client || row.Clock != "real" ||
-			row.Accepted+row.Refused != row.Sent || row.Accepted > 0 && row.RedisCallsPerAdmission > 0 != usesRedis {
-			t.Errorf("the row of %v is %+v", runs[i], row)
-		}
-	}
-}
 
 func TestCommand(t *testing.T) {
 	var stdout, stderr bytes.Buffer
-	args := []string{"-quick", "-json", "-svg", t.TempDir(), "-run", "^virtual/(throttle|uber)/rolling/uniform/5/s \\+"}
+	args := []string{"-quick", "-json", "-svg", t.TempDir(), "-run", "^/(throttle|uber)/rolling/uniform/5/s \\+"}
 	if code := command(t, args, &stdout, &stderr); code != 0 {
 		t.Fatalf("exit code %d: %s", code, &stderr)
 	}
@@ -64,7 +32,7 @@ func TestCommand(t *testing.T) {
 
 func TestTables(t *testing.T) {
 	row := func(client, delay string, refused int64, used float64) Row {
-		return Row{Client: client, Provider: "fixed", Delay: delay, Policy: "5/s", Clock: "virtual", Refused: refused, Utilization: used, Seconds: 60}
+		return Row{Client: client, Provider: "fixed", Delay: delay, Policy: "5/s", Refused: refused, Utilization: used, Seconds: 60}
 	}
 	var b strings.Builder
 	writeTables(&b, []Row{row("a", "none", 0, 1), row("a", "heavy", 3, 0.99999), row("b", "heavy", 12, 0.5)})

@@ -3,56 +3,21 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"io"
 	"net/http"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
-
-	"github.com/apithrottle/throttle/internal/calls"
 )
 
 // A load is the workers of one process, which together request more than the limit.
 type load struct {
 	transport http.RoundTripper // waits for admission, and sends
-	url       string
-	costs     func() int64 // draws the tokens of a request. If nil, tokens are not counted
-}
-
-// A Tally is what the workers of a process measured.
-type Tally struct {
-	// Accepted is the number of accepted requests of each worker.
-	Accepted []int64
-	// Wait is the longest wait for admission, including waits that ended without one.
-	Wait time.Duration
-	// Calls is the number of calls of Redis.
-	Calls int64
-	// Error is the error that stopped a worker. If empty, none stopped.
-	Error string
-}
-
-// accepted returns the accepted requests of all workers.
-func (t Tally) accepted() (sum int64) {
-	for _, n := range t.Accepted {
-		sum += n
-	}
-	return sum
-}
-
-func (t *Tally) add(more Tally) {
-	if t.Accepted == nil {
-		t.Accepted = make([]int64, len(more.Accepted))
-	}
-	for i, n := range more.Accepted {
-		t.Accepted[i] += n
-	}
-	t.Wait, t.Calls, t.Error = max(t.Wait, more.Wait), t.Calls+more.Calls, cmp.Or(t.Error, more.Error)
+	costs     func() int64      // draws the tokens of a request. If nil, tokens are not counted
 }
 
 // newLoad opens the client in its process, and returns the workers that use it.
-func (p process) newLoad(url string) (*load, error) {
+func (p process) newLoad() (*load, error) {
 	c, err := p.client()
 	if err != nil {
 		return nil, err
@@ -63,109 +28,67 @@ func (p process) newLoad(url string) (*load, error) {
 	if p.life > 0 {
 		p.assumeUsed = c.assumeUsed
 	}
-	p.base = &timestamper{base: p.base}
 	transport, err := c.open(p)
 	requests := p.Run
 	requests.Seed += uint64(p.index) // each process sends requests of its own
-	return &load{transport: transport, url: url, costs: requests.costs()}, err
+	return &load{transport: transport, costs: requests.costs()}, err
 }
 
 // drainTime is how long a fleet has after a run to cancel unused reservations and to end
 // its listeners, before its connections are closed.
 const drainTime = 6 * time.Second
 
-// run runs the client in this process, from a time and for a time.
-func (p process) run(url string, start time.Time, length time.Duration) Tally {
-	var redisCalls calls.Counter
+// run runs the client in this process for a time. The error is the first one that stopped a worker.
+func (p process) run(length time.Duration) error {
 	if p.rdb != nil {
-		p.rdb.AddHook(&redisCalls)
 		defer p.rdb.Close()
 	}
-	l, err := p.newLoad(url)
-	if err == nil && time.Until(start) < 0 {
-		err = errors.New("the process took too long to start")
-	}
+	l, err := p.newLoad()
 	if err != nil {
-		return Tally{Error: err.Error()}
+		return err
 	}
-	time.Sleep(time.Until(start))
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	// A limiter refuses waits that outlast a context's deadline. So the context is canceled.
-	defer time.AfterFunc(time.Until(start.Add(length)), cancel).Stop()
-	t := l.run(ctx, p.workers())
-	t.Calls = redisCalls.Count()
+	defer time.AfterFunc(length, cancel).Stop()
+	err = l.run(ctx, p.workers())
 	if p.rdb != nil {
 		time.Sleep(drainTime)
 	}
-	return t
+	return err
 }
 
 // run starts the workers and blocks until ctx ends.
-func (l *load) run(ctx context.Context, workers int) Tally {
-	t := Tally{Accepted: make([]int64, workers)}
-	waits, errs := make([]time.Duration, workers), make([]error, workers)
+func (l *load) run(ctx context.Context, workers int) error {
+	errs := make([]error, workers)
 	var all sync.WaitGroup
 	for i := range workers {
 		all.Go(func() {
 			for ctx.Err() == nil && errs[i] == nil {
-				status, waited, err := l.send(ctx)
-				waits[i] = max(waits[i], waited)
-				switch {
-				case ctx.Err() != nil: // the run is over: its last request doesn't count
-				case err != nil:
+				if err := l.send(ctx); ctx.Err() == nil { // afterwards the run is over
 					errs[i] = err
-				case status == http.StatusOK:
-					t.Accepted[i]++
 				}
 			}
 		})
 	}
 	all.Wait()
-	t.Wait = slices.Max(waits)
-	if err := cmp.Or(errs...); err != nil {
-		t.Error = err.Error()
-	}
-	return t
+	return cmp.Or(errs...)
 }
 
 // send sends one request and reads its response to the end.
-func (l *load) send(ctx context.Context) (status int, waited time.Duration, err error) {
-	var sent time.Time
-	start := time.Now()
-	req, err := http.NewRequestWithContext(context.WithValue(ctx, sentKey{}, &sent), http.MethodGet, l.url, nil)
+func (l *load) send(ctx context.Context) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://provider", nil)
 	if err != nil {
-		return 0, 0, err
+		return err
 	}
 	if l.costs != nil {
 		req.Header.Set(costHeader, strconv.FormatInt(l.costs(), 10))
 	}
 	resp, err := l.transport.RoundTrip(req)
-	if sent.IsZero() {
-		sent = time.Now()
-	}
 	if err != nil {
-		return 0, sent.Sub(start), err
+		return err
 	}
 	defer resp.Body.Close()
 	_, err = io.Copy(io.Discard, resp.Body)
-	return resp.StatusCode, sent.Sub(start), err
-}
-
-// A timestamper records when a request is handed to the network, both in the request's
-// context and in a header for the provider.
-type timestamper struct{ base http.RoundTripper }
-
-type sentKey struct{}
-
-const sentHeader = "Sent" // Unix nanoseconds
-
-func (t *timestamper) RoundTrip(req *http.Request) (*http.Response, error) {
-	now := time.Now()
-	if sent, ok := req.Context().Value(sentKey{}).(*time.Time); ok {
-		*sent = now
-	}
-	req = req.Clone(req.Context())
-	req.Header.Set(sentHeader, strconv.FormatInt(now.UnixNano(), 10))
-	return t.base.RoundTrip(req)
+	return err
 }

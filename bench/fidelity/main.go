@@ -1,9 +1,9 @@
 // Fidelity measures how well a rate limiter keeps the limits of a provider, and how much of them it
-// uses. This library and others run in the same scenarios.
+// uses. This library and others run in the same scenarios, in virtual time.
 //
 //	go run ./fidelity -quick              # tables, in less than 3 minutes
 //	go run ./fidelity -json -svg charts   # every run in full length
-//	go run ./fidelity -run 'virtual/(throttle|xtime-1)/rolling/'
+//	go run ./fidelity -run '/(throttle|xtime-1)/rolling/'
 //
 // A scenario is a provider, a policy and a delay, and a [Run] is one client in one scenario.
 // docs/fidelity.md describes them. The client is saturated: each of its workers waits for admission,
@@ -20,34 +20,28 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"os/exec"
 	"os/signal"
 	"regexp"
+	"slices"
 	"syscall"
 	"testing"
-	"time"
-
-	"github.com/alicebob/miniredis/v2"
 
 	"github.com/apithrottle/throttle/bench/rig"
-	"github.com/apithrottle/throttle/internal/redistest"
 )
 
-func main() {
-	rig.Work(work)
-	rig.Run("fidelity", command)
-}
+func main() { rig.Run("fidelity", command) }
 
 // A config has the flags.
 type config struct {
 	quick, json bool
-	svg, redis  string
+	svg         string
 	seed        uint64
 	match       regexp.Regexp
 	stderr      io.Writer
@@ -59,12 +53,11 @@ func command(t *testing.T, args []string, stdout, stderr io.Writer) int {
 	c := config{stderr: stderr}
 	f := flag.NewFlagSet("fidelity", flag.ContinueOnError)
 	f.SetOutput(stderr)
-	f.BoolVar(&c.quick, "quick", false, "shorter runs in virtual time: less than 3 minutes in all")
+	f.BoolVar(&c.quick, "quick", false, "shorter runs: less than 3 minutes in all")
 	f.BoolVar(&c.json, "json", false, "write an array of rows in JSON instead of tables")
 	f.StringVar(&c.svg, "svg", "", "write charts into this `directory`")
-	f.StringVar(&c.redis, "redis", "", "`URL` of the Redis server for runs in real time. If empty, the program starts a redis-server or, without one, a miniredis in this process")
 	f.Uint64Var(&c.seed, "seed", 1, "seed of all random numbers")
-	f.TextVar(&c.match, "run", regexp.MustCompile(""), "make only runs whose clock/client/provider/delay/policy matches this `regexp`")
+	f.TextVar(&c.match, "run", regexp.MustCompile(""), "make only runs whose /client/provider/delay/policy matches this `regexp`")
 	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return 0
 	} else if err != nil {
@@ -74,7 +67,7 @@ func command(t *testing.T, args []string, stdout, stderr io.Writer) int {
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program immediately
 	rows, err := c.run(ctx, t)
-	if rows != nil {
+	if err = cmp.Or(ctx.Err(), err); ctx.Err() == nil {
 		err = errors.Join(err, c.write(stdout, rows))
 	}
 	if err != nil {
@@ -84,48 +77,14 @@ func command(t *testing.T, args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// run makes the runs in real time first. No other run shares the machine with them.
-func (c *config) run(ctx context.Context, t *testing.T) (rows []Row, err error) {
-	rows = []Row{} // JSON has an array even if it is empty
-	if runs := c.filter("real", RealRuns(c.seed)); len(runs) > 0 {
-		fmt.Fprintf(c.stderr, "%d runs of %v in real time; ", len(runs), realLength)
-		maxLateness := measureLateness(ctx)
-		t.Run("real", func(t *testing.T) {
-			rows, err = Real(ctx, runs, c.redisURL(t))
-		})
-		fmt.Fprintf(c.stderr, "this machine was up to %v late\n", maxLateness().Round(time.Millisecond))
-	}
-	virtual := c.filter("virtual", VirtualRuns(c.quick, c.seed))
-	fmt.Fprintf(c.stderr, "%d runs in virtual time\n", len(virtual))
-	more, errVirtual := inParallel(ctx, t, virtual)
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	return append(rows, more...), errors.Join(err, errVirtual)
+// run makes the runs that match -run.
+func (c *config) run(ctx context.Context, t *testing.T) ([]Row, error) {
+	runs := slices.DeleteFunc(Runs(c.quick, c.seed), func(r Run) bool { return !c.match.MatchString("/" + r.String()) })
+	fmt.Fprintf(c.stderr, "%d runs in virtual time\n", len(runs))
+	return inParallel(ctx, t, runs)
 }
 
-// filter returns the runs that match -run.
-func (c *config) filter(clock string, all []Run) (runs []Run) {
-	for _, r := range all {
-		if c.match.MatchString(clock + "/" + r.String()) {
-			runs = append(runs, r)
-		}
-	}
-	return runs
-}
-
-// redisURL returns the URL of a Redis server. If the server is not the user's, it ends with t.
-func (c *config) redisURL(t *testing.T) string {
-	if c.redis != "" {
-		return c.redis
-	}
-	if _, err := exec.LookPath("redis-server"); err == nil {
-		return "redis://" + redistest.Start(t).Addr()
-	}
-	return "redis://" + miniredis.RunT(t).Addr()
-}
-
-// inParallel makes runs in virtual time, one on each processor at a time.
+// inParallel makes runs, one on each processor at a time.
 func inParallel(ctx context.Context, t *testing.T, runs []Run) ([]Row, error) {
 	rows, errs := make([]Row, len(runs)), make([]error, len(runs))
 	t.Run("virtual", func(t *testing.T) {

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"errors"
-	"slices"
 	"time"
 
 	"github.com/apithrottle/throttle/throttletest"
@@ -14,8 +12,6 @@ type Row struct {
 	Provider string `json:"provider"`
 	Delay    string `json:"delay"`
 	Policy   string `json:"policy"`
-	// Clock is "real" or "virtual".
-	Clock string `json:"clock"`
 	// Guard is the client's guard. If empty, the client has none.
 	Guard string `json:"guard"`
 
@@ -27,18 +23,11 @@ type Row struct {
 	// client's requests happened to fit better.
 	Utilization float64 `json:"utilization"`
 
-	// Fairness is the smallest number of accepted requests of a worker, or in a fleet of a
-	// process, divided by the largest. It is between 0 and 1.
-	Fairness float64 `json:"fairness"`
-
-	// WorstWaitMS is the longest wait for admission, in milliseconds.
-	WorstWaitMS            float64 `json:"worst_wait_ms"`
-	RedisCallsPerAdmission float64 `json:"redis_calls_per_admission,omitempty"`
-	Seconds                float64 `json:"seconds"`
+	Seconds float64 `json:"seconds"`
 }
 
 // row returns the result of a run.
-func (r Run) row(clock string, arrivals []throttletest.Arrival, start time.Time, tallies []Tally) (Row, error) {
+func (r Run) row(arrivals []throttletest.Arrival, start time.Time) (Row, error) {
 	c, err := r.client()
 	if err != nil {
 		return Row{}, err
@@ -46,7 +35,7 @@ func (r Run) row(clock string, arrivals []throttletest.Arrival, start time.Time,
 	end := start.Add(r.Length)
 	row := Row{
 		Client: r.Client, Provider: r.Provider, Delay: r.Delay, Policy: r.Policy,
-		Clock: clock, Guard: c.guardText(r), Seconds: r.Length.Seconds(),
+		Guard: c.guardText(r), Seconds: r.Length.Seconds(),
 	}
 	for _, a := range arrivals {
 		switch {
@@ -60,29 +49,8 @@ func (r Run) row(clock string, arrivals []throttletest.Arrival, start time.Time,
 	row.Sent = row.Accepted + row.Refused
 	from, to := r.measured(start)
 	upperBound, err := r.UpperBound(start, from, to)
-	row.Utilization = ratio(r.accepted(arrivals, from, to), upperBound)
-
-	var parts []int64
-	calls := int64(0)
-	for _, t := range tallies {
-		if t.Error != "" {
-			err = errors.Join(err, errors.New(r.String()+": "+t.Error))
-		}
-		parts = append(parts, t.accepted())
-		calls += t.Calls
-		row.WorstWaitMS = max(row.WorstWaitMS, float64(t.Wait)/float64(time.Millisecond))
+	if upperBound > 0 {
+		row.Utilization = float64(r.accepted(arrivals, from, to)) / float64(upperBound)
 	}
-	if len(parts) == 1 {
-		parts = tallies[0].Accepted
-	}
-	row.Fairness = ratio(slices.Min(parts), slices.Max(parts))
-	row.RedisCallsPerAdmission = ratio(calls, row.Sent)
 	return row, err
-}
-
-func ratio(part, whole int64) float64 {
-	if whole == 0 {
-		return 0
-	}
-	return float64(part) / float64(whole)
 }

@@ -27,58 +27,33 @@ const (
 	onlyConcurrency = "12;algo=concurrency"
 )
 
-// The length of a virtual run is a number of the longest window, and at least minVirtual.
+// The length of a run is a number of the longest window, and at least minLength.
 // For an hour of virtual time a run over Redis takes a second; one that polls Redis takes
 // a minute. The divisors shorten such runs.
 const (
-	windows, minVirtual = 180, 10 * time.Minute
-	fleetQuickDivisor   = 6 // of fleets in quick runs
-	quickDivisor        = 2 // of other clients in quick runs
-	pollDivisor         = 3 // of fleets that poll
-	realLength          = time.Minute
+	windows, minLength = 180, 10 * time.Minute
+	fleetQuickDivisor  = 6 // of fleets in quick runs
+	quickDivisor       = 2 // of other clients in quick runs
+	pollDivisor        = 3 // of fleets that poll
 )
 
-// VirtualRuns returns the runs in virtual time: every client in every scenario. In quick
-// mode the runs are shorter, and fleets run in fewer scenarios.
-func VirtualRuns(quick bool, seed uint64) (runs []Run) {
-	forEachRun(seed, func(r Run) {
-		r.Length = r.virtualLength(quick)
-		c, _ := r.client()
-		if !quick || !c.redis || r.isQuick() {
-			runs = append(runs, r)
-		}
-	})
-	return runs
-}
-
-// RealRuns returns the runs in real time. They are few enough that two cores keep up.
-func RealRuns(seed uint64) (runs []Run) {
-	forEachRun(seed, func(r Run) {
-		r.Length = realLength
-		c, _ := r.client()
-		short := r.Policy == "5/s" && r.Provider == "rolling"
-		long := r.Policy == twoTiers && r.Delay == "uniform" && r.Provider != "rolling+concurrency" && !c.restarts
-		if short || long {
-			runs = append(runs, r)
-		}
-	})
-	return runs
-}
-
-// forEachRun calls do with every client in every scenario that applies to it.
-func forEachRun(seed uint64, do func(Run)) {
+// Runs returns every client in every scenario that applies to it. In quick mode the runs are shorter,
+// and fleets run in fewer scenarios.
+func Runs(quick bool, seed uint64) (runs []Run) {
 	for _, policy := range policies {
 		for _, provider := range providers {
 			for _, delay := range delays {
 				for _, c := range clients {
 					r := Run{Client: c.Key, Provider: provider.Key, Delay: delay.Key, Policy: policy, Seed: seed}
-					if r.applies() {
-						do(r)
+					if r.applies() && (!quick || !c.redis || r.isQuick()) {
+						r.Length = r.length(quick)
+						runs = append(runs, r)
 					}
 				}
 			}
 		}
 	}
+	return runs
 }
 
 // applies reports whether the client takes part in the scenario.
@@ -116,7 +91,7 @@ func (r Run) isQuick() bool {
 	return r.Delay == "uniform"
 }
 
-func (r Run) virtualLength(quick bool) time.Duration {
+func (r Run) length(quick bool) time.Duration {
 	c, _ := r.client()
 	switch {
 	case c.restarts:
@@ -135,5 +110,5 @@ func (r Run) virtualLength(quick bool) time.Duration {
 		divisor *= pollDivisor
 	}
 	longest := slices.MaxFunc(r.asDocumented(), func(a, b throttle.Tier) int { return cmp.Compare(a.Window, b.Window) })
-	return max(minVirtual, windows*longest.Window) / divisor
+	return max(minLength, windows*longest.Window) / divisor
 }

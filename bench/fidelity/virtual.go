@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptrace"
 	"os"
@@ -49,21 +51,25 @@ func (r Run) runInBubble() (Row, error) {
 	defer os.RemoveAll(dir)
 	env := environment{api: r.provider(), redis: redismem.New(), dir: dir}
 	defer env.redis.Close()
-	tallies := make([]Tally, 1)
+	errs := make([]error, 1)
 	if c.redis {
-		tallies = make([]Tally, fleet)
+		errs = make([]error, fleet)
 	}
 	start := time.Now()
 	for life, length := range r.lifetimes() {
 		var all sync.WaitGroup
-		for i := range tallies {
+		for i := range errs {
 			all.Go(func() {
-				tallies[i].add(r.runProcess(i, life, length, env))
+				errs[i] = errors.Join(errs[i], r.runProcess(i, life, length, env))
 			})
 		}
 		all.Wait()
 	}
-	return r.row("virtual", env.api.Arrivals(), start, tallies)
+	row, err := r.row(env.api.Arrivals(), start)
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return row, fmt.Errorf("%v: %w", r, err)
+	}
+	return row, nil
 }
 
 // lifetimes returns how long the client runs between restarts. A client that doesn't
@@ -81,7 +87,7 @@ func (r Run) lifetimes() (lengths []time.Duration) {
 const lifetime = 107 * time.Second
 
 // runProcess runs the client in one process until it restarts or the run ends.
-func (r Run) runProcess(index, life int, length time.Duration, env environment) Tally {
+func (r Run) runProcess(index, life int, length time.Duration, env environment) error {
 	c, _ := r.client()
 	p := process{Run: r, index: index, life: life, base: &connections{api: env.api}}
 	if c.saves {
@@ -90,7 +96,7 @@ func (r Run) runProcess(index, life int, length time.Duration, env environment) 
 	if c.redis {
 		p.rdb = dial(env.redis)
 	}
-	return p.run("http://provider", time.Now(), length)
+	return p.run(length)
 }
 
 // connections models the connections of net/http to a provider. A request takes an idle

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"io"
 	"net"
-	"strconv"
 	"sync"
 	"time"
+
+	resp "github.com/alicebob/miniredis/v2/server"
 )
 
 // A conn is a connection for messages, on which go-redis subscribes. It opens at once: go-redis
@@ -66,28 +68,16 @@ func (c *conn) Write(b []byte) (int, error) {
 
 // parseCommand returns the words of the first command if it is complete, and the bytes after it.
 func parseCommand(b []byte) (words []string, rest []byte) {
-	line := func(kind byte) (n int) {
-		text, after, found := bytes.Cut(rest, []byte("\r\n"))
-		if !found || text[0] != kind {
-			return -1
-		}
-		rest = after
-		n, err := strconv.Atoi(string(text[1:]))
-		if err != nil {
-			panic(err) // go-redis never writes this
-		}
-		return n
+	unread := bytes.NewReader(b)
+	in := bufio.NewReader(unread)
+	command, err := resp.ParseReply(in) // has the form of a reply
+	if err != nil {
+		return nil, nil
 	}
-	rest = b
-	n := line('*')
-	for range n {
-		size := line('$')
-		if size < 0 || len(rest) < size+2 {
-			return nil, nil
-		}
-		words, rest = append(words, string(rest[:size])), rest[size+2:]
+	for _, word := range command.([]any) {
+		words = append(words, word.(string))
 	}
-	return words, rest
+	return words, b[len(b)-unread.Len()-in.Buffered():]
 }
 
 // deliver sends a message to the client.

@@ -43,7 +43,6 @@ type fleet struct {
 	ended   atomic.Bool // callers start no new requests
 	callers sync.WaitGroup
 	members []*member
-	notes   []string
 }
 
 // A member is a process of the fleet with its callers.
@@ -73,10 +72,6 @@ type observations struct {
 	NotAtOnce        int
 	// Deadlines counts other requests that were refused for lack of time.
 	Deadlines int
-	// CPU and Memory are what a process of the operating system used. Memory is in bytes. If zero, it
-	// is not known.
-	CPU    time.Duration
-	Memory int64
 }
 
 // A request was admitted. Its times are since the beginning of the run.
@@ -99,7 +94,7 @@ func (s scenario) play(t *testing.T, seed uint64) (r result, err error) {
 			m.seen = s.seen
 			go m.run()
 			f := &fleet{scenario: s, seed: seed, server: m, began: time.Now()}
-			r, err = f.run(f.startMembers())
+			r, err = f.run()
 		})
 	}
 	if r.Real = time.Since(began); !s.real {
@@ -108,8 +103,13 @@ func (s scenario) play(t *testing.T, seed uint64) (r result, err error) {
 	return r, err
 }
 
-// run waits for the end of a run that has begun, and ends its processes.
-func (f *fleet) run(observe func() ([]observations, error)) (r result, err error) {
+// run starts all processes, waits for the end of the run, and ends them.
+func (f *fleet) run() (r result, err error) {
+	for i := range f.processes {
+		m := f.newMember(i)
+		f.members = append(f.members, m)
+		f.callers.Go(m.live)
+	}
 	first, err := f.server.counted()
 	if err != nil {
 		return r, err
@@ -122,11 +122,7 @@ func (f *fleet) run(observe func() ([]observations, error)) (r result, err error
 	if err != nil {
 		return r, err
 	}
-	all, err := observe()
-	if err != nil {
-		return r, err
-	}
-	r = f.result(all, first, warm, last)
+	r = f.result(first, warm, last)
 	r.Goroutines = most
 	if f.drain > 0 { // callers use their reservations, so the other charges are lost
 		f.ended.Store(true)
@@ -161,22 +157,6 @@ func (f *fleet) close() {
 		}
 	}
 	f.server.close(clients)
-}
-
-// startMembers starts all processes in this process. The function that it returns returns their
-// observations so far.
-func (f *fleet) startMembers() (observe func() ([]observations, error)) {
-	for i := range f.processes {
-		m := f.newMember(i)
-		f.members = append(f.members, m)
-		f.callers.Go(m.live)
-	}
-	return func() (all []observations, err error) {
-		for _, m := range f.members {
-			all = append(all, m.observe())
-		}
-		return all, nil
-	}
 }
 
 func (f *fleet) newMember(i int) *member {

@@ -266,8 +266,8 @@ func TestCommand(t *testing.T) {
 		t.Errorf("got code %d, want 0\n%s\n%s", code, &out, &errs)
 	}
 	out.Reset()
-	if code := command(t, []string{"-real", "-list", "-run", "^far"}, &out, &errs); code != 0 || strings.Count(out.String(), "\n") != 15 {
-		t.Errorf("-real -list: got code %d, want 0 and 15 scenarios\n%s\n%s", code, &out, &errs)
+	if code := command(t, []string{"-real", "-list", "-run", "^far"}, &out, &errs); code != 0 || strings.Count(out.String(), "\n") != 45 {
+		t.Errorf("-real -list: got code %d, want 0 and 45 scenarios\n%s\n%s", code, &out, &errs)
 	}
 	for _, args := range [][]string{{"-real"}, {"-run", "("}, {"-sed"}, {"-run", "none such"}} {
 		if code := command(t, args, &out, &errs); code != 2 {

@@ -4,7 +4,7 @@
 //
 //	go run ./fleetsim                          the table of all virtual scenarios but the large ones
 //	go run ./fleetsim -run '^crowd/' -seed 2 -v
-//	go run ./fleetsim -real -list              the scenarios on a redis-server
+//	go run ./fleetsim -real -list              the scenarios that a redis-server can play
 //	go run ./fleetsim -real -run '^far/80ms/'
 //	go test ./fleetsim                         all bounds hold, except in the scenarios listed as failing
 //	go test ./fleetsim -args -seeds 10 -large
@@ -38,10 +38,10 @@
 //
 // # Real time
 //
-// Each scenario starts its own server on the loopback interface, and ends within a minute. If the
-// server is distant, a proxy in this program delays each direction. In the scenarios named
-// processes, each process of the fleet runs this program again, with one processor. In most others a
-// process of the fleet is a store with its own client.
+// With -real the same scenarios run on a redis-server, except those that take more than two minutes or
+// whose faults a real server does not have. The scenarios named overload need no server. Each scenario
+// starts its own server on the loopback interface. A proxy in this program delays each direction by the
+// mean of the scenario's delay. A process of the fleet is a store with its own client.
 //
 // # The table
 //
@@ -78,7 +78,6 @@ import (
 
 func main() {
 	debug.SetGCPercent(400)
-	rig.Work(work)
 	rig.Run("fleetsim", command)
 }
 
@@ -90,7 +89,7 @@ func command(t *testing.T, args []string, out, errs io.Writer) (code int) {
 	var names regexp.Regexp
 	flags.TextVar(&names, "run", regexp.MustCompile(""), "`pattern` of the scenarios' names. If empty, all but the large scenarios")
 	seed := flags.Uint64("seed", 1, "the seed of all random values")
-	real := flags.Bool("real", false, "play the scenarios of real time, on a redis-server. They need -run")
+	real := flags.Bool("real", false, "play on a redis-server, in real time. It needs -run")
 	list := flags.Bool("list", false, "print the names of the scenarios")
 	verbose := flags.Bool("v", false, "print each second's rate, the calls and the errors too")
 	if err := flags.Parse(args); err != nil {
@@ -165,9 +164,6 @@ func (r result) details() string {
 		r.Ways, r.Seconds[:min(100, len(r.Seconds))], t.Reserves, t.Returns, t.Others, t.Connections, t.Commands, t.Published, t.Longest.Round(time.Microsecond), r.Goroutines, r.CPU.Round(10*time.Millisecond), r.Real.Round(10*time.Millisecond))
 	if r.Charged > 0 {
 		text += fmt.Sprintf("\n\tcharged %d, admitted %d, %d replies lost", r.Charged, r.Sent, t.Lost)
-	}
-	if r.Memory > 0 {
-		text += fmt.Sprintf("\n\t%d MB of memory", r.Memory>>20)
 	}
 	if r.Errors > 0 {
 		text += fmt.Sprintf("\n\t%d errors, the first: %v", r.Errors, r.Err)

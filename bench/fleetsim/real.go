@@ -15,7 +15,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle/bench/internal/cpu"
-	"github.com/apithrottle/throttle/bench/rig"
 	"github.com/apithrottle/throttle/internal/redistest"
 )
 
@@ -23,7 +22,7 @@ import (
 // behind a proxy that delays both directions for each of the scenario's ways. A process uses the
 // mean of its way.
 type realServer struct {
-	server   *redistest.Server // nil in a process of the operating system, and without a server
+	server   *redistest.Server // nil if the scenario needs none
 	addr     string
 	scenario scenario
 	admin    *redis.Client // nil where server is nil
@@ -36,7 +35,7 @@ type realServer struct {
 func (s scenario) playOnServer(t *testing.T, seed uint64) (r result, err error) {
 	if s.alone {
 		f := &fleet{scenario: s, seed: seed, server: &realServer{}, began: time.Now()}
-		return f.run(f.startMembers())
+		return f.run()
 	}
 	server := redistest.Start(t)
 	b := &realServer{server: server, addr: server.Addr(), scenario: s}
@@ -47,24 +46,12 @@ func (s scenario) playOnServer(t *testing.T, seed uint64) (r result, err error) 
 		p.SetDelay((w.least + w.most) / 2)
 		b.proxies = append(b.proxies, p)
 	}
-	f := &fleet{scenario: s, seed: seed, server: b}
-	if s.separate {
-		children, failed := rig.Start(s.processes, "GOMAXPROCS=1")
-		defer rig.End(children)
-		if len(children) == 0 {
-			return r, failed
-		}
-		if failed != nil {
-			f.notes = append(f.notes, failed.Error())
-		}
-		return f.run(f.startProcesses(children, b.addr))
-	}
-	f.began = time.Now()
+	f := &fleet{scenario: s, seed: seed, server: b, began: time.Now()}
 	for _, fault := range s.faults {
 		time.AfterFunc(fault.at, func() { b.set(fault, true) })
 		time.AfterFunc(fault.at+fault.lasts, func() { b.set(fault, false) })
 	}
-	return f.run(f.startMembers())
+	return f.run()
 }
 
 // set begins a fault, or ends it.
@@ -166,59 +153,6 @@ func (c *lossyConn) Read(b []byte) (int, error) {
 		return 0, io.ErrUnexpectedEOF
 	}
 	return n, err
-}
-
-// A job is the work of one process of the operating system.
-type job struct {
-	Addr, Name           string // of the server and of the scenario
-	Index, Waiters, Keys int
-	Seed                 uint64
-	Began                time.Time
-	Length               time.Duration
-}
-
-// startProcesses gives processes of the operating system their jobs, which begin in a second. The
-// function that it returns waits for their observations.
-func (f *fleet) startProcesses(children []*rig.Child, addr string) (observe func() ([]observations, error)) {
-	f.began = time.Now().Add(time.Second)
-	j := job{Addr: addr, Name: f.name, Waiters: f.waiters, Keys: f.keys, Seed: f.seed, Began: f.began, Length: f.length}
-	var all []observations
-	var err error
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		all, err = rig.Do[observations](children, func(i int) job {
-			own := j
-			own.Index = i
-			return own
-		})
-	}()
-	return func() ([]observations, error) {
-		<-done
-		return all, err
-	}
-}
-
-// work does a job.
-func work(j job) (o observations, err error) {
-	redis.SetLogger(silent{})
-	s, err := find(j.Name)
-	if err != nil {
-		return o, err
-	}
-	s.waiters, s.keys, s.length = j.Waiters, j.Keys, j.Length
-	f := &fleet{scenario: s, seed: j.Seed, server: &realServer{addr: j.Addr}, began: j.Began}
-	m := f.newMember(j.Index)
-	time.Sleep(time.Until(j.Began))
-	f.callers.Go(m.live)
-	time.Sleep(min(s.warm, j.Length))
-	used := cpu.Used()
-	time.Sleep(time.Until(j.Began.Add(j.Length)))
-	o = m.observe()
-	o.CPU, o.Memory = cpu.Used()-used, rig.UsedMemory()
-	m.end()
-	f.callers.Wait()
-	return o, nil
 }
 
 // silent drops the log messages about connections that a scenario breaks.

@@ -34,20 +34,20 @@ type result struct {
 	Seconds    []int         // accepted requests in each second
 	Goroutines int
 	CPU, Real  time.Duration // real
-	Memory     int64         // of the processes of the operating system, in bytes
 	Length     time.Duration // over which CPU was measured
 	notes      []string
 }
 
 // result returns the figures of a run. The server had done first at its start, and warm after the
 // warm-up.
-func (f *fleet) result(all []observations, first, warm, last tally) result {
-	r := result{scenario: f.name, Tally: last, Warm: warm, Length: f.length, notes: f.notes, Ways: make([]int, max(1, len(f.ways))), Seconds: make([]int, int((f.length+time.Second-1)/time.Second))}
+func (f *fleet) result(first, warm, last tally) result {
+	r := result{scenario: f.name, Tally: last, Warm: warm, Length: f.length, Ways: make([]int, max(1, len(f.ways))), Seconds: make([]int, int((f.length+time.Second-1)/time.Second))}
 	r.Load = float64(last.Busy-first.Busy) / float64(f.length)
 	r.Least = -1
 	lived := 0
 	var requests []request
-	for i, o := range all {
+	for i, m := range f.members {
+		o := m.observe()
 		n := len(o.Admitted)
 		requests = append(requests, o.Admitted...)
 		r.Admitted += n
@@ -63,8 +63,6 @@ func (f *fleet) result(all []observations, first, warm, last tally) result {
 		r.Longest = max(r.Longest, o.Longest)
 		r.Errors += o.Errors
 		r.Err = cmp.Or(r.Err, o.Err)
-		r.CPU += o.CPU
-		r.Memory += o.Memory
 		if len(o.Refusals) > 0 {
 			r.notes = append(r.notes, fmt.Sprintf("urgent requests refused after p50 %v, p99 %v, max %v (floor p99 %v), %d of %d not at once; %.0f others refused a second",
 				percentile(o.Refusals, 50), percentile(o.Refusals, 99), percentile(o.Refusals, 100), percentile(o.Floors, 99), o.NotAtOnce, len(o.Refusals), float64(o.Deadlines)/(f.length-f.warm).Seconds()))

@@ -14,10 +14,9 @@ type scenario struct {
 	name, about string
 	// processes is the number of processes, waiters the number of callers of each.
 	processes, waiters int
-	// real plays the scenario in real time on a redis-server. If separate is set too, the processes
-	// are processes of the operating system.
-	real, separate bool
-	tiers          []throttle.Tier
+	// real plays the scenario in real time on a redis-server.
+	real  bool
+	tiers []throttle.Tier
 	// tiersOf returns the tiers of process i, for releases side by side. If nil, tiers.
 	tiersOf func(i int) []throttle.Tier
 	// provided are the tiers that the provider enforces. If nil, tiers.

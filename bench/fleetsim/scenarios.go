@@ -27,9 +27,23 @@ func rolling(limit int64, roundTrip time.Duration) float64 {
 // cycle returns the time after which another burst can follow a burst of such a limit.
 func cycle(roundTrip time.Duration) time.Duration { return second + guard + roundTrip }
 
-// scenarios returns all scenarios.
+// scenarios returns all scenarios: those in virtual time, and those of them that a redis-server can play.
 func scenarios() []scenario {
-	return slices.Concat(crowds(), distant(), arrivals(), []scenario{canceled()}, spikes(), keys(), atOnce(), batches(), nested(), releases(), faults(), onServer())
+	all := slices.Concat(crowds(), distant(), arrivals(), []scenario{canceled()}, spikes(), keys(), atOnce(), batches(), nested(), releases(), faults())
+	return slices.Concat(all, onServer(all), overloads())
+}
+
+// onServer returns the scenarios that a redis-server can play in at most two minutes.
+func onServer(virtual []scenario) (all []scenario) {
+	possible := []kind{stall, slow, lose, kill, start}
+	for _, s := range virtual {
+		impossible := func(f fault) bool { return !slices.Contains(possible, f.kind) || f.kind == stall && f.at < second }
+		if s.length+s.drain <= 2*time.Minute && !s.alone && s.busy == (service{}) && !slices.ContainsFunc(s.faults, impossible) {
+			s.real = true
+			all = append(all, s)
+		}
+	}
+	return all
 }
 
 // distant returns scenarios in which some processes are far from the server.
@@ -42,16 +56,6 @@ func distant() (all []scenario) {
 		}
 	}
 	return append(all, mixed(6*ms, 50), mixed(80*ms, 50), mixed(80*ms, 1000))
-}
-
-// find returns the scenario of real time with a name.
-func find(name string) (scenario, error) {
-	for _, s := range onServer() {
-		if s.name == name {
-			return s, nil
-		}
-	}
-	return scenario{}, fmt.Errorf("no scenario is named %q", name)
 }
 
 // perSecond returns a fleet near the server whose callers ask for more than the limit a second.
@@ -241,7 +245,10 @@ func keys() []scenario {
 		steady.bounds = bounds{goodput: 0.9, calls: 2, recovery: 2 * second}
 		all = append(all, once, steady)
 	}
-	return all
+	rest := perSecond("keys/1500-rest", "one caller of each key waits for an hour", 1, 1500, 1)
+	rest.keys, rest.tiers, rest.full = 1500, []throttle.Tier{throttle.PerHour(1)}, 1
+	rest.bounds = bounds{calls: 20} // after the warm-up, in all
+	return append(all, rest.measured(5*second, 20*second))
 }
 
 // faults returns scenarios in which something breaks, in a fleet of near and far processes, some of
@@ -387,6 +394,40 @@ func nested() []scenario {
 			}
 			all = append(all, s.measured(10*second, 20*cycle(0)))
 		}
+	}
+	return all
+}
+
+// overloads returns scenarios of a limiter of 1,000/s in memory, while far more callers wait than it
+// may admit. They show how soon it refuses a request whose deadline is too near.
+func overloads() (all []scenario) {
+	const limit = 1000
+	for _, mix := range []struct {
+		name           string
+		waiting        int // units, which can all be admitted before their deadlines
+		costs, classes bool
+	}{
+		{"27000", 27_000, false, false},
+		{"200000", 200_000, false, false},
+		{"27000/costs", 27_000, true, false},
+		{"27000/classes", 27_000, false, true},
+		{"27000/costs+classes", 27_000, true, true},
+		{"200000/classes", 200_000, false, true},
+	} {
+		s := perSecond("overload/"+mix.name, "2,000 newcomers a second", 1, mix.waiting, limit)
+		s.real, s.alone, s.ways, s.delay = true, true, nil, way{}
+		s.requests, s.newcomers, s.classes = 1, 2000, mix.classes
+		s.deadline = time.Duration(mix.waiting) * second / limit * 10 / 9
+		s.guard, s.provided, s.full = throttle.NoGuard, []throttle.Tier{throttle.PerSecond(1_000_000_000)}, limit
+		if mix.costs {
+			s.about += " of 1, 2 and 5 units"
+			s.costs, s.waiters = []int64{1, 2, 5}, mix.waiting*3/8
+		}
+		if mix.classes {
+			s.about += ", of all classes; one in five cancels"
+			s.cancels, s.cancelWithin = 0.2, s.deadline
+		}
+		all = append(all, s.measured(4*second+time.Duration(mix.waiting)*50*time.Microsecond, 10*second))
 	}
 	return all
 }

@@ -1,5 +1,5 @@
-// Package rig has what the programs of this module share: how they run, how they start processes
-// that run them again, and how they print and draw their results.
+// Package rig has what the programs of this module share: how they run, and how they print and draw
+// their results.
 package rig
 
 import (

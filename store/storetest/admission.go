@@ -71,10 +71,7 @@ func tryAcquire(c *check) {
 
 // All tiers decide at once, and a refusal charges none of them.
 func refusal(c *check) {
-	tiers := []algorithms.Tier{perHour(10), {Limit: 100, Window: time.Hour, Unit: "tokens"}, {Limit: 8, Window: 2 * time.Hour}}
-	if c.keeps(algorithms.Concurrency) {
-		tiers = append(tiers, algorithms.Tier{Limit: 6, Algorithm: algorithms.Concurrency})
-	}
+	tiers := c.withConcurrency(6, perHour(10), algorithms.Tier{Limit: 100, Window: time.Hour, Unit: "tokens"}, algorithms.Tier{Limit: 8, Window: 2 * time.Hour})
 	q := c.open("refusal", c.plan(time.Minute, tiers...))
 	steps := []struct {
 		cost []int64

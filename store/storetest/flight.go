@@ -39,8 +39,7 @@ func arrived(c *check) {
 	d := c.admit(q, held(1))
 	time.Sleep(inFlight / 2)
 	response := time.Since(began)
-	q.Arrived(d, []int64{1})
-	q.Release(d, []int64{1})
+	arrive(q, d, 1)
 	least, most := response+window, response+window
 	if c.LandsWithGuard {
 		most = inFlight + window + resolution
@@ -48,11 +47,7 @@ func arrived(c *check) {
 	if c.RealTime {
 		least = window
 	}
-	d = c.await(q, held(1), window+2*inFlight)
-	c.checkBetween("the next request is admitted", time.Since(began), least, most)
-	if d.Verdict != store.Admitted {
-		c.Errorf("%+v", d)
-	}
+	c.checkNext(q, began, least, most)
 }
 
 // A request without a response lands when its guard interval ends, not before.
@@ -61,15 +56,10 @@ func unanswered(c *check) {
 	q := c.open("unanswered", c.plan(inFlight, algorithms.Tier{Limit: 1, Window: window}))
 	began := time.Now()
 	d := c.admit(q, held(1))
-	q.Unanswered(d, []int64{1})
-	q.Release(d, []int64{1})
+	lose(q, d, 1)
 	c.waitLag()
 	c.eventuallyUsed(q, "without a response", 1)
-	d = c.await(q, held(1), window+2*inFlight)
-	c.checkBetween("the next request is admitted", time.Since(began), inFlight+window, inFlight+window+resolution)
-	if d.Verdict != store.Admitted {
-		c.Errorf("%+v", d)
-	}
+	c.checkNext(q, began, inFlight+window, inFlight+window+resolution)
 }
 
 // A request that is not held lands when its guard interval ends. It may have its own guard.
@@ -80,11 +70,7 @@ func guard(c *check) {
 		began := time.Now()
 		c.admit(q, store.Request{Cost: []int64{1}, Guard: own})
 		g := max(own, inFlight)
-		d := c.await(q, held(1), window+2*g)
-		c.checkBetween("the next request is admitted", time.Since(began), g+window, g+window+resolution)
-		if d.Verdict != store.Admitted {
-			c.Errorf("%+v", d)
-		}
+		c.checkNext(q, began, g+window, g+window+resolution)
 	}
 }
 
@@ -122,18 +108,13 @@ func returned(c *check) {
 // tier are freed.
 func returnedLate(c *check) {
 	inFlight, _ := c.inFlight()
-	tiers := []algorithms.Tier{perHour(10)}
-	want := []int64{3}
-	if c.keeps(algorithms.Concurrency) {
-		tiers = append(tiers, algorithms.Tier{Limit: 3, Algorithm: algorithms.Concurrency})
-		want = append(want, 0)
-	}
+	tiers := c.withConcurrency(3, perHour(10))
 	q := c.open("late", c.plan(inFlight, tiers...))
 	d := c.admit(q, held(3))
 	time.Sleep(2 * inFlight)
 	c.refund(q, d, 3)
 	c.waitLag()
-	c.eventuallyUsed(q, "after a return that came after the guard interval", want...)
+	c.eventuallyUsed(q, "after a return that came after the guard interval", []int64{3, 0}[:len(tiers)]...)
 }
 
 // All permits of a concurrency tier are freed exactly once, however a request ends.
@@ -154,11 +135,9 @@ func release(c *check) {
 		sum -= p.cost[0]
 		switch r.IntN(3) {
 		case 0:
-			q.Arrived(p.Decision, p.cost)
-			q.Release(p.Decision, p.cost)
+			arrive(q, p.Decision, p.cost...)
 		case 1:
-			q.Unanswered(p.Decision, p.cost)
-			q.Release(p.Decision, p.cost)
+			lose(q, p.Decision, p.cost...)
 		default:
 			c.refund(q, p.Decision, p.cost...)
 		}
@@ -214,11 +193,6 @@ func settleUnanswered(c *check) {
 	q := c.open("estimate", c.plan(inFlight, algorithms.Tier{Limit: 100, Window: window, Unit: "tokens", Estimated: true}))
 	began := time.Now()
 	d := c.admit(q, held(100))
-	q.Unanswered(d, []int64{100})
-	q.Release(d, []int64{100})
-	d = c.await(q, held(1), window+2*inFlight)
-	c.checkBetween("the next request is admitted", time.Since(began), inFlight+window, inFlight+window+resolution)
-	if d.Verdict != store.Admitted {
-		c.Errorf("%+v", d)
-	}
+	lose(q, d, 100)
+	c.checkNext(q, began, inFlight+window, inFlight+window+resolution)
 }

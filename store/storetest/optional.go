@@ -39,11 +39,7 @@ func (c *check) checkWakes(most time.Duration, tier algorithms.Tier, end func(q 
 		end(q, d)
 	}()
 	defer func() { <-ended }()
-	d = c.await(q, held(1), most+window+c.Lag)
-	c.checkBetween("the next request goes", time.Since(began), window, most)
-	if d.Verdict != store.Admitted {
-		c.Errorf("%+v", d)
-	}
+	c.checkNext(q, began, window, most)
 }
 
 // A store does not forget a quota that is closed while it is charged or paused.
@@ -201,11 +197,7 @@ func (c *check) checkForecast(q store.Quota, r *rand.Rand) {
 // A forecast assumes that all held requests have arrived and been released. It does not change the
 // quota.
 func forecastFrees(c *check) {
-	tiers := []algorithms.Tier{{Limit: 2, Window: window}}
-	if c.keeps(algorithms.Concurrency) {
-		tiers = append(tiers, algorithms.Tier{Limit: 2, Algorithm: algorithms.Concurrency})
-	}
-	q := c.open("frees", c.plan(time.Minute, tiers...))
+	q := c.open("frees", c.plan(time.Minute, c.withConcurrency(2, algorithms.Tier{Limit: 2, Window: window})...))
 	c.admit(q, held(2))
 	f := q.Forecast()
 	for i := range 3 {
@@ -296,10 +288,7 @@ func changePaused(c *check) {
 
 // The outcome of a request that was admitted under the old plan may be reported to the old quota.
 func changeInUse(c *check) {
-	tiers := []algorithms.Tier{perHour(10)}
-	if c.keeps(algorithms.Concurrency) {
-		tiers = append(tiers, algorithms.Tier{Limit: 4, Algorithm: algorithms.Concurrency})
-	}
+	tiers := c.withConcurrency(4, perHour(10))
 	q := c.open("in use", c.plan(time.Minute, tiers...))
 	some := []store.Decision{c.admit(q, held(1)), c.admit(q, held(1)), c.admit(q, held(1)), c.admit(q, held(1))}
 	tiers[0].Limit = 12
@@ -308,13 +297,10 @@ func changeInUse(c *check) {
 	if c.keeps(algorithms.Concurrency) {
 		c.refuse(next, held(1), store.Later)
 	}
-	q.Arrived(some[0], []int64{1})
-	q.Release(some[0], []int64{1})
-	q.Unanswered(some[1], []int64{1})
-	q.Release(some[1], []int64{1})
+	arrive(q, some[0], 1)
+	lose(q, some[1], 1)
 	c.refund(q, some[2], 1)
-	q.Arrived(some[3], []int64{1})
-	q.Release(some[3], []int64{1})
+	arrive(q, some[3], 1)
 	c.waitLag()
 	if c.keeps(algorithms.Concurrency) {
 		c.eventually(func() bool { return c.used(next)[1] == 0 }, func() { c.Errorf("%d permits are open at the end", c.used(next)[1]) })
@@ -334,8 +320,7 @@ func changeEstimates(c *check) {
 	c.changeTo(q, c.plan(inFlight, tokens))
 	next, _ := q.(store.Lifecycle).Successor()
 	after := c.admit(next, held(30))
-	q.Unanswered(before, []int64{60})
-	q.Release(before, []int64{60})
+	lose(q, before, 60)
 	c.waitLag()
 	c.refuse(next, held(11), store.Later)
 	c.eventuallyUsed(next, "without a response", 90)

@@ -144,11 +144,7 @@ func reserveLate(c *check) {
 
 // A canceled reservation is refunded.
 func cancel(c *check) {
-	tiers := []algorithms.Tier{perHour(4)}
-	if c.keeps(algorithms.Concurrency) {
-		tiers = append(tiers, algorithms.Tier{Limit: 4, Algorithm: algorithms.Concurrency})
-	}
-	q := c.open("cancel", c.plan(time.Minute, tiers...))
+	q := c.open("cancel", c.plan(time.Minute, c.withConcurrency(4, perHour(4))...))
 	r := q.(store.Reserver)
 	for range 3 {
 		all := c.reserveAll(r, 4)

@@ -451,6 +451,35 @@ func (c *check) refund(q store.Quota, d store.Decision, cost ...int64) {
 	}
 }
 
+// arrive reports the response to a request, and lose that there is none. Both end the request.
+func arrive(q store.Quota, d store.Decision, cost ...int64) {
+	q.Arrived(d, cost)
+	q.Release(d, cost)
+}
+
+func lose(q store.Quota, d store.Decision, cost ...int64) {
+	q.Unanswered(d, cost)
+	q.Release(d, cost)
+}
+
+// checkNext waits until a request is admitted, and checks when that is.
+func (c *check) checkNext(q store.Quota, began time.Time, least, most time.Duration) {
+	c.Helper()
+	d := c.await(q, held(1), most+window+c.Lag)
+	c.checkBetween("the next request is admitted", time.Since(began), least, most)
+	if d.Verdict != store.Admitted {
+		c.Errorf("%+v", d)
+	}
+}
+
+// withConcurrency returns tiers with a Concurrency tier behind them, if the store keeps it.
+func (c *check) withConcurrency(limit int64, tiers ...algorithms.Tier) []algorithms.Tier {
+	if c.keeps(algorithms.Concurrency) {
+		tiers = append(tiers, algorithms.Tier{Limit: limit, Algorithm: algorithms.Concurrency})
+	}
+	return tiers
+}
+
 // tier returns a tier of an algorithm with a limit. Its window outlasts the part.
 func (c *check) tier(a algorithms.Algorithm, limit int64) algorithms.Tier {
 	const window = 10 * time.Hour

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -75,12 +76,7 @@ func presetArguments(p providers.Preset, given map[string]string) (args map[stri
 		if slices.Contains(names, name) {
 			continue
 		}
-		fix := "it has none"
-		if near := alike.Nearest(name, names); near != "" {
-			fix = "did you mean " + near + "?"
-		} else if len(names) > 0 {
-			fix = "it has " + list(names, "and")
-		}
+		fix := alike.Suggest(name, names, "it has "+cmp.Or(list(names, "and"), "none"))
 		bad = append(bad, badArgument{name, fmt.Sprintf("is not a parameter of %s: %s", p.Name, fix)})
 	}
 	return args, bad

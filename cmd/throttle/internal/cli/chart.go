@@ -55,7 +55,7 @@ func (r *planResult) table(width int) string {
 		}
 		rows = append(rows, []string{p.Policy, takes, ends, p.most()})
 	}
-	return fitted(rows, 0, width)
+	return fitted("  ", rows, 0, width)
 }
 
 // most returns what binds for most of the time.
@@ -76,8 +76,8 @@ func (p *plan) most() string {
 func (p *plan) short(by string) string { return shortTier(by, p.run.Tiers()) }
 
 // fitted is aligned with the texts of a column shortened to fit into a width.
-func fitted(rows [][]string, column, width int) string {
-	over := widest(rows) - width
+func fitted(indent string, rows [][]string, column, width int) string {
+	over := widest(indent, rows) - width
 	if over > 0 {
 		longest := 0
 		for _, row := range rows {
@@ -87,15 +87,15 @@ func fitted(rows [][]string, column, width int) string {
 			row[column] = cut(row[column], max(8, longest-over))
 		}
 	}
-	return aligned(rows)
+	return aligned(indent, rows)
 }
 
 // aligned returns rows with their columns below each other.
-func aligned(rows [][]string) string {
+func aligned(indent string, rows [][]string) string {
 	var b strings.Builder
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
-		fmt.Fprintln(t, "  "+strings.Join(row, "\t"))
+		fmt.Fprintln(t, indent+strings.Join(row, "\t"))
 	}
 	t.Flush()
 	lines := strings.Split(b.String(), "\n")
@@ -241,12 +241,12 @@ func (p *plan) legend(width int) string {
 		}
 		rows = append(rows, row)
 	}
-	if widest(rows) > width { // the names of the tiers are long
+	if widest("  ", rows) > width { // the names of the tiers are long
 		for i := range rows {
 			rows[i] = rows[i][:len(rows[i])-1]
 		}
 	}
-	return fitted(rows, len(rows[0])-3, width)
+	return fitted("  ", rows, len(rows[0])-3, width)
 }
 
 // counts returns the requests in each second, minute, hour or day.

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -206,8 +205,8 @@ func (c *command) completeName(cmd *cobra.Command, given []string, _ string) (na
 		if err != nil {
 			break
 		}
-		for _, prefix := range slices.Sorted(maps.Keys(loaded.Routes)) {
-			names = append(names, cobra.CompletionWithDesc(loaded.Routes[prefix].Name, loaded.Routes[prefix].Limits().String()))
+		for _, q := range quotasIn(loaded) {
+			names = append(names, cobra.CompletionWithDesc(q.Name, q.Policy.String()))
 		}
 	case value("page") != "":
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)

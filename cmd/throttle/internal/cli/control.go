@@ -66,9 +66,7 @@ longer pause that is in force stays as it is.
 			if f.length < time.Millisecond || f.length > algorithms.MaxWindow {
 				return usagef("--for is %v: it must be at least 1ms and at most %d years", f.length, algorithms.MaxWindow/(365*24*time.Hour))
 			}
-			return c.control(cmd, &f, func(ctx context.Context, q openQuota, r *controlResult) error {
-				return q.Pause(ctx, f.length)
-			})
+			return c.control(cmd, &f)
 		},
 	}
 	f.register(cmd)
@@ -90,26 +88,14 @@ processes and on all hosts.
 		Example: `  throttle resume --policy '5/s + 10000/h' --name coinbase
   throttle resume --page http://127.0.0.1:7411/_throttle/ --name acme`,
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.control(cmd, &f, func(ctx context.Context, q openQuota, r *controlResult) error {
-				before, err := q.Status(ctx)
-				if err != nil {
-					return err
-				}
-				if r.Was == nil { // the first try
-					was := max(before.Paused, before.Closed).Seconds()
-					r.Was = &was
-				}
-				return q.Resume(ctx)
-			})
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return c.control(cmd, &f) },
 	}
 	f.register(cmd)
 	return cmd
 }
 
-// control changes the quota that flags name, and writes what it is now.
-func (c *command) control(cmd *cobra.Command, f *controlFlags, change func(context.Context, openQuota, *controlResult) error) error {
+// control changes the quota that flags name, and writes what it is now. Without a length, it resumes.
+func (c *command) control(cmd *cobra.Command, f *controlFlags) error {
 	verb := cmd.Name()
 	place, err := f.place(verb)
 	if err == nil {
@@ -123,52 +109,42 @@ func (c *command) control(cmd *cobra.Command, f *controlFlags, change func(conte
 	case place != "page" && f.tokenFile != "":
 		return usagef("--token-file is of --page: leave it out")
 	}
-	r := controlResult{Name: f.name, Reason: f.reason}
+	change := c.controlStore
 	if place == "page" {
-		err = c.controlProxy(cmd.Context(), verb, f, &r)
-	} else {
-		err = c.controlStore(cmd.Context(), verb, f, change, &r)
+		change = c.controlProxy
 	}
+	done, err := change(cmd.Context(), verb, f)
 	if err != nil {
 		return err
 	}
+	r := controlResult(done)
 	return c.print(r, r.text)
 }
 
-// controlStore changes a quota of a store, and reads its state afterwards.
-func (c *command) controlStore(ctx context.Context, verb string, f *controlFlags, change func(context.Context, openQuota, *controlResult) error, r *controlResult) error {
+// controlStore changes a quota of a store.
+func (c *command) controlStore(ctx context.Context, verb string, f *controlFlags) (done proxy.Paused, err error) {
 	var names []string
 	if f.name != "" {
 		names = []string{f.name}
 	}
 	all, err := c.quotasOf(verb, f.statusFlags, names)
 	if err != nil {
-		return err
+		return done, err
 	}
 	opened, closer, err := c.openQuotas(all)
 	if err != nil {
-		return err
+		return done, err
 	}
 	defer closer()
 	q := opened[0]
-	r.Name = q.label
-	if err := q.store.patiently(func() error { return change(ctx, q, r) }); err != nil {
+	err = q.store.patiently(func() (err error) {
+		was := done.Was // of the first try
+		done, err = proxy.Change(ctx, q.Limiter, f.length)
+		done.Was = cmp.Or(was, done.Was)
 		return err
-	}
-	state := q.read(ctx, false)
-	if state.err != nil {
-		return state.err
-	}
-	r.pausedFor(ofSeconds(max(state.Paused, state.Closed)))
-	return nil
-}
-
-// pausedFor records how long the quota is paused.
-func (r *controlResult) pausedFor(d time.Duration) {
-	if r.Paused = d.Seconds(); d > 0 {
-		until := time.Now().Add(d).UTC().Round(time.Second)
-		r.Until = &until
-	}
+	})
+	done.Name, done.Reason = q.label, f.reason
+	return done, err
 }
 
 // text returns the result in a sentence.
@@ -185,15 +161,15 @@ func (r controlResult) text() string {
 	return plain(r.Name) + " " + text + "\n"
 }
 
-// controlProxy pauses or resumes a quota of a proxy.
-func (c *command) controlProxy(ctx context.Context, verb string, f *controlFlags, r *controlResult) error {
+// controlProxy changes a quota of a proxy.
+func (c *command) controlProxy(ctx context.Context, verb string, f *controlFlags) (done proxy.Paused, err error) {
 	u, err := parsePage(f.page)
 	if err != nil {
-		return err
+		return done, err
 	}
 	token, err := c.controlToken(f.tokenFile)
 	if err != nil {
-		return err
+		return done, err
 	}
 	body := proxy.Wish{Name: f.name, Reason: f.reason}
 	if f.length > 0 {
@@ -201,11 +177,11 @@ func (c *command) controlProxy(ctx context.Context, verb string, f *controlFlags
 	}
 	text, err := json.Marshal(body)
 	if err != nil {
-		return err
+		return done, err
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.JoinPath(verb).String(), bytes.NewReader(text))
 	if err != nil {
-		return err
+		return done, err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Authorization", "Bearer "+token)
@@ -216,18 +192,17 @@ func (c *command) controlProxy(ctx context.Context, verb string, f *controlFlags
 	defer client.CloseIdleConnections()
 	resp, err := client.Do(req)
 	if err != nil {
-		return &storeError{"proxy " + u.Redacted(), withoutURL(err)}
+		return done, &storeError{"proxy " + u.Redacted(), withoutURL(err)}
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode/100 != 2 {
-		return refusedByProxy(u.Redacted(), resp)
+		return done, refusedByProxy(u.Redacted(), resp)
 	}
-	state := controlResult{Name: f.name, Paused: f.length.Seconds()}
-	_ = json.NewDecoder(io.LimitReader(resp.Body, 64<<10)).Decode(&state)
-	r.Name = cmp.Or(state.Name, f.name)
-	r.Was = state.Was
-	r.pausedFor(ofSeconds(state.Paused)) // a longer pause stays
-	return nil
+	done = proxy.Paused{Name: f.name, Paused: f.length.Seconds()}
+	_ = json.NewDecoder(io.LimitReader(resp.Body, 64<<10)).Decode(&done)
+	done.Name, done.Reason = cmp.Or(done.Name, f.name), f.reason
+	done.Lasts(ofSeconds(done.Paused)) // a longer pause stays
+	return done, nil
 }
 
 // controlToken returns the token for a proxy. Errors do not contain it.

@@ -10,7 +10,6 @@ import (
 	"maps"
 	"net/http"
 	"net/textproto"
-	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -193,17 +192,9 @@ func inspectResponse(resp answers.Response, host string) inspectResult {
 	standard.Quotas = ietf.Profile().Quotas
 	answer := standard.Read(resp)
 	r.add("IETF draft", false, answer.Readings)
-	for _, p := range providers.Presets() {
-		provider := p.Provider(p.Example())
-		matches := func(pattern string) bool {
-			is, err := path.Match(pattern, strings.ToLower(host))
-			return is && err == nil
-		}
-		if host == "" || !slices.ContainsFunc(provider.Hosts, matches) {
-			continue
-		}
+	for _, p := range providers.Lookup(host) {
 		r.Presets = append(r.Presets, p.Name)
-		own := provider.Profile.Read(resp)
+		own := p.Provider(p.Example()).Profile.Read(resp)
 		r.add("preset "+p.Name, false, own.Readings)
 		if own.Kind != answers.Passed {
 			answer.Refusal = own.Refusal

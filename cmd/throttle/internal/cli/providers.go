@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
@@ -126,10 +125,7 @@ const width = 80
 
 // listPresets returns a line for each preset.
 func listPresets(results []presetResult) string {
-	var b strings.Builder
-	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	rows := [][3]string{{"PRESET", "PARAMETERS", "SCOPES"}}
-	var longest [2]int
+	rows := [][]string{{"PRESET", "PARAMETERS", "SCOPES"}}
 	for _, r := range results {
 		var params, scopes []string
 		for _, p := range r.Parameters {
@@ -142,24 +138,9 @@ func listPresets(results []presetResult) string {
 		for _, s := range r.Scopes {
 			scopes = append(scopes, s.Name)
 		}
-		row := [3]string{r.Name, strings.Join(params, ","), strings.Join(scopes, ", ")}
-		longest[0], longest[1] = max(longest[0], len(row[0])), max(longest[1], len(row[1]))
-		rows = append(rows, row)
+		rows = append(rows, []string{r.Name, strings.Join(params, ","), strings.Join(scopes, ", ")})
 	}
-	for _, row := range rows {
-		fmt.Fprintf(t, "%s\t%s\t%s\n", row[0], row[1], clip(row[2], width-longest[0]-longest[1]-4))
-	}
-	t.Flush()
-	b.WriteString("\nthrottle providers NAME shows the limits. [Parameters] have defaults.\n")
-	return b.String()
-}
-
-// clip cuts a text off.
-func clip(text string, most int) string {
-	if len(text) <= most {
-		return text
-	}
-	return strings.TrimRight(text[:most-1], ", ") + "…"
+	return fitted("", rows, 2, width) + "\nthrottle providers NAME shows the limits. [Parameters] have defaults.\n"
 }
 
 // text returns all about a preset.

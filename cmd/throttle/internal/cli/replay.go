@@ -333,18 +333,18 @@ func (r *replayResult) text(width int) string {
 	for rest := r.Policies; len(rest) > 0; {
 		n := len(rest)
 		table := r.table(rest)
-		for ; n > 1 && widest(table) > width; n-- {
+		for ; n > 1 && widest("  ", table) > width; n-- {
 			table = r.table(rest[:n-1])
 		}
-		b.WriteString("\n" + aligned(table))
+		b.WriteString("\n" + aligned("  ", table))
 		rest = rest[n:]
 	}
 	return b.String()
 }
 
 // widest returns the width of a table.
-func widest(rows [][]string) (width int) {
-	for _, line := range strings.Split(aligned(rows), "\n") {
+func widest(indent string, rows [][]string) (width int) {
+	for _, line := range strings.Split(aligned(indent, rows), "\n") {
 		width = max(width, len([]rune(line)))
 	}
 	return width

@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -467,16 +466,15 @@ func ofSeconds(s float64) time.Duration {
 // text returns a table of the tiers, and below it the quotas in sentences.
 func (r statusResult) text() string {
 	var b strings.Builder
-	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	if slices.ContainsFunc(r.Quotas, func(q quotaResult) bool { return len(q.Tiers) > 0 }) {
-		fmt.Fprintln(t, "QUOTA\tTIER\tUSED\tLIMIT\tLEFT\tNEXT")
-	}
+	rows := [][]string{{"QUOTA", "TIER", "USED", "LIMIT", "LEFT", "NEXT"}}
 	for _, q := range r.Quotas {
-		for _, tier := range q.Tiers {
-			fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%s\n", plain(q.Name), plain(tier.Tier), tier.Used, tier.Limit, tier.Remaining, q.next(tier))
+		for _, t := range q.Tiers {
+			rows = append(rows, []string{plain(q.Name), plain(t.Tier), fmt.Sprint(t.Used), fmt.Sprint(t.Limit), fmt.Sprint(t.Remaining), q.next(t)})
 		}
 	}
-	t.Flush()
+	if len(rows) > 1 {
+		b.WriteString(aligned("", rows))
+	}
 	for _, q := range r.Quotas {
 		b.WriteByte('\n')
 		wrap(&b, width, plain(q.Name)+": ", plain(q.text()))

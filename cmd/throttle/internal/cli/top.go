@@ -163,7 +163,7 @@ func frame(r statusResult, err error, width, height int, colors bool) []byte {
 	lines := screenLines(r, err, width, colors)
 	if len(lines) > height {
 		hidden := len(lines) - height + 1
-		lines = append(lines[:height-1], clip(fmt.Sprintf("%d more lines", hidden), width))
+		lines = append(lines[:height-1], cut(fmt.Sprintf("%d more lines", hidden), width))
 	}
 	var b bytes.Buffer
 	b.WriteString("\x1b[H")
@@ -294,5 +294,5 @@ func cut(text string, width int) string {
 	if width <= 1 {
 		return ""
 	}
-	return string([]rune(text)[:width-1]) + "…"
+	return strings.TrimRight(string([]rune(text)[:width-1]), ", ") + "…"
 }

@@ -37,6 +37,39 @@ type Paused struct {
 	Was    *float64   `json:"was_paused_seconds,omitempty"` // of resume, if it is known
 }
 
+// Lasts records for how long the quota is paused.
+func (p *Paused) Lasts(d time.Duration) {
+	if p.Paused = d.Seconds(); d > 0 {
+		until := time.Now().Add(d).UTC().Round(time.Second)
+		p.Until = &until
+	}
+}
+
+// Change pauses a quota for a length of time, or resumes it if that is zero. It returns for how long the
+// quota is paused or banned then, and of resume, was before.
+func Change(ctx context.Context, l *throttle.Limiter, length time.Duration) (done Paused, err error) {
+	stopped := func() (d time.Duration, err error) {
+		s, err := l.Status(ctx)
+		return max(s.Paused, s.Closed), err
+	}
+	if length > 0 {
+		err = l.Pause(ctx, length)
+	} else {
+		var was time.Duration
+		if was, err = stopped(); err == nil {
+			seconds := was.Seconds()
+			done.Was = &seconds
+			err = l.Resume(ctx)
+		}
+	}
+	if err != nil {
+		return done, err
+	}
+	left, err := stopped()
+	done.Lasts(left)
+	return done, err
+}
+
 // The bounds of a Wish.
 const (
 	mostWish    = 4 << 10 // bytes
@@ -175,34 +208,17 @@ func shortened(text string) string { return text[:min(len(text), 100)] }
 func (h *Handler) change(w http.ResponseWriter, r *http.Request, verb, name string, l *throttle.Limiter, length time.Duration, reason string) *problem {
 	ctx, cancel := context.WithTimeout(r.Context(), controlTime)
 	defer cancel()
-	var err error
-	done := Paused{Name: name, Reason: reason}
-	if verb == "pause" {
-		err = l.Pause(ctx, length)
-	} else {
-		var before throttle.Status
-		if before, err = l.Status(ctx); err == nil {
-			left := max(before.Paused, before.Closed).Seconds()
-			done.Was = &left
-			err = l.Resume(ctx)
-		}
-	}
-	var s throttle.Status
-	if err == nil {
-		s, err = l.Status(ctx)
-	}
+	done, err := Change(ctx, l, length)
 	if err != nil {
 		h.opts.Log.Warn("a quota was not changed by request", "verb", verb, "name", name)
 		p := badRequest(http.StatusServiceUnavailable, "unavailable", "The store of the quotas did not answer. The change may hold in this process alone: ask again.")
 		p.retryAfter = controlTime
 		return p
 	}
-	h.reasons.set(name, reason, s.Paused)
-	h.opts.Log.Warn("a quota was changed by request", "verb", verb, "name", name, "paused", seconds(s.Paused))
-	if done.Paused = s.Paused.Seconds(); s.Paused > 0 {
-		until := time.Now().Add(s.Paused).UTC()
-		done.Until = &until
-	}
+	done.Name, done.Reason = name, reason
+	left := time.Duration(done.Paused * float64(time.Second))
+	h.reasons.set(name, reason, left)
+	h.opts.Log.Warn("a quota was changed by request", "verb", verb, "name", name, "paused", seconds(left))
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	_ = json.NewEncoder(w).Encode(done)

@@ -26,9 +26,9 @@
 //
 // # Speed
 //
-// The command speed compares the throughput with that of a ReverseProxy with the same transport:
+// A benchmark compares the processor time with that of a ReverseProxy with the same transport:
 //
-//	go run ./internal/proxy/speed
+//	go test -run - -bench Proxy -benchtime 40x ./internal/proxy
 package proxy
 
 import (

@@ -7,13 +7,13 @@ import (
 	"bytes"
 	"cmp"
 	"compress/gzip"
-	"container/heap"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -458,66 +458,42 @@ func enter(d *json.Decoder, key string) error {
 type Sorter struct {
 	each    func(Request) error
 	places  int
-	waiting byTime
-	number  int64
+	waiting []Request
 	last    int64
 	// Moved is how many requests were further out of order. They were moved to the time of the request
 	// that was already behind them.
 	Moved int64
 }
 
-// NewSorter returns a Sorter that keeps so many requests.
+// NewSorter returns a Sorter that keeps up to twice as many requests.
 func NewSorter(places int, each func(Request) error) *Sorter {
 	return &Sorter{each: each, places: places, last: math.MinInt64}
 }
 
 // Add adds a request.
 func (s *Sorter) Add(r Request) error {
-	s.number++
-	heap.Push(&s.waiting, numbered{r, s.number})
-	if len(s.waiting) <= s.places {
+	if s.waiting = append(s.waiting, r); len(s.waiting) <= 2*s.places {
 		return nil
 	}
-	return s.next()
-}
-
-func (s *Sorter) next() error {
-	r := heap.Pop(&s.waiting).(numbered).Request
-	if r.At < s.last {
-		r.At = s.last
-		s.Moved++
-	}
-	s.last = r.At
-	return s.each(r)
+	return s.pass(len(s.waiting) - s.places)
 }
 
 // Flush passes on what is left.
-func (s *Sorter) Flush() error {
-	for len(s.waiting) > 0 {
-		if err := s.next(); err != nil {
+func (s *Sorter) Flush() error { return s.pass(len(s.waiting)) }
+
+// pass passes on the first n requests.
+func (s *Sorter) pass(n int) error {
+	slices.SortStableFunc(s.waiting, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
+	for _, r := range s.waiting[:n] {
+		if r.At < s.last {
+			r.At = s.last
+			s.Moved++
+		}
+		s.last = r.At
+		if err := s.each(r); err != nil {
 			return err
 		}
 	}
+	s.waiting = slices.Delete(s.waiting, 0, n)
 	return nil
-}
-
-// A numbered is a request with its number in the log.
-type numbered struct {
-	Request
-	number int64
-}
-
-type byTime []numbered
-
-func (b byTime) Len() int      { return len(b) }
-func (b byTime) Swap(i, j int) { b[i], b[j] = b[j], b[i] }
-func (b byTime) Less(i, j int) bool {
-	return b[i].At < b[j].At || b[i].At == b[j].At && b[i].number < b[j].number
-}
-func (b *byTime) Push(x any) { *b = append(*b, x.(numbered)) }
-func (b *byTime) Pop() any {
-	n := len(*b) - 1
-	last := (*b)[n]
-	*b = (*b)[:n]
-	return last
 }
