@@ -211,7 +211,7 @@ func compile(p Policy, s Store) (*admit.Policy, error) {
 		return nil, err
 	}
 	if p.Shadow {
-		p = p.inShadow()
+		p = inShadow(p)
 	}
 	c := &admit.Policy{
 		Name: p.Name, Tiers: slices.Clone(p.Tiers), Plan: plan, Store: s,

@@ -18,7 +18,7 @@ const maxShadows = 10_000
 const shadowMark = " (shadow)"
 
 // inShadow returns the policy that the shadows of requests are admitted under.
-func (p Policy) inShadow() Policy {
+func inShadow(p Policy) Policy {
 	p.Name = strings.TrimSuffix(p.Name, shadowMark) + shadowMark
 	p.Alert = nil
 	if p.MaxQueue == 0 {

@@ -292,7 +292,7 @@ func (l *Limiter) Forecast(ctx context.Context, c Cost) (Forecast, error) {
 // force. It charges nothing. For a Limiter inside others it has the tiers of all, the inner ones
 // first, each with the name of its policy. With a shared store Status blocks for one round trip for
 // each quota. After an error it has the tiers of the quotas that answered.
-func (l *Limiter) Status(ctx context.Context) (Status, error) {
-	status, err := l.path.Status(ctx)
+func (l *Limiter) Status(ctx context.Context) (status Status, err error) {
+	status, err = l.path.Status(ctx)
 	return status, waitError(err)
 }

@@ -61,7 +61,7 @@ func (a *Admission) Leave() {
 	a.EachCharge(func(c *Charge) { c.Scope.Leave() })
 }
 
-// leaveOuter leaves the scopes of a part of a request but for the scope of the Limiter.
+// leaveOuter leaves the scopes of a part of a request but for the scope of the Path.
 func (a *Admission) leaveOuter(p *Path) {
 	a.EachCharge(func(c *Charge) {
 		if c.Scope != p.scope.Load() {
@@ -76,7 +76,7 @@ func (a *Admission) drop() {
 	a.Leave()
 }
 
-// giveBack refunds a request and leaves its scopes but for the scope of the Limiter.
+// giveBack refunds a request and leaves its scopes but for the scope of the Path.
 func (a *Admission) giveBack(p *Path) {
 	a.Refund()
 	a.leaveOuter(p)
@@ -142,13 +142,14 @@ func (a *Admission) Settle(actual map[string]int64, after *Callbacks) {
 			actual, s := c.Revision.actualCost(c.Cost, actual), &settlement{scope: c.Scope}
 			c.Revision.quota.Settle(c.Decision, c.Cost, actual, s.alert)
 			after.Add(s.end)
-			c.Revision.reportSettled(c.Cost, actual, after)
+			c.reportSettled(actual, after)
 		}
 	})
 }
 
 // reportSettled reports the actual cost in the estimated units, after the event.
-func (rev *Revision) reportSettled(estimate, actual []int64, after *Callbacks) {
+func (c *Charge) reportSettled(actual []int64, after *Callbacks) {
+	rev, estimate := c.Revision, c.Cost
 	if rev.Events == nil {
 		return
 	}

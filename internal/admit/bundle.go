@@ -9,7 +9,7 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// A bundledQuota reserves in the quota of a Limiter and in the quotas around it at once. The cost of a
+// A bundledQuota reserves in the quota of a Path and in the quotas around it at once. The cost of a
 // request contains its costs in all of them, one after the other.
 type bundledQuota struct {
 	bundle    store.Bundle // nil if the quotas cannot reserve together

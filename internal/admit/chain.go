@@ -189,11 +189,13 @@ func (p *Path) chargeThrough(ctx context.Context, t queue.Turn, d Demand, charge
 		outer.drop()
 		return queue.Result{}, nil, &queue.Final{Err: outer.Revision.refuse(NeedsPermit, -1, 0)}
 	}
-	switch err = ctx.Err(); {
-	case err != nil: // the queue has recalled the caller
-	case t.Overtakes != nil && t.Overtakes():
-		decision = overtaken
-	default:
+	return rev.chargeInside(ctx, t, d, &outer)
+}
+
+// chargeInside charges this scope for a request that the outer scopes have charged.
+func (rev *Revision) chargeInside(ctx context.Context, t queue.Turn, d Demand, outer *Admission) (queue.Result, []Charge, error) {
+	decision, err := overtaken, ctx.Err()
+	if err == nil && (t.Overtakes == nil || !t.Overtakes()) { // else the queue has recalled the caller
 		decision, err = rev.quota.TryAcquire(ctx, t.Request)
 	}
 	if admitted := err == nil && decision.Verdict == store.Admitted; !admitted || outer.expired() {

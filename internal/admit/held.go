@@ -76,7 +76,7 @@ func (p *Path) isShared() bool {
 	return false
 }
 
-// A slower is the side that a Limiter asks first, of its own quota and those around it.
+// A slower is the side that a Path asks first, of its own quota and those around it.
 type slower struct {
 	mu     sync.Mutex         // guards all below
 	around bool               // the quotas around

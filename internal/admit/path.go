@@ -1,3 +1,18 @@
+// Package admit decides when a request may be sent. It knows neither responses nor the errors of the root:
+// what it does not admit it returns as a [Refusal].
+//
+// A [Policy] is a policy made ready to decide (compiled.go). A [Scope] is one quota, the policy in force and
+// the queue of its callers (scope.go, waitqueue.go). A [Path] is the scopes that a request is charged in
+// (path.go): the quotas are asked one after the other (chain.go), or, if they reserve times, in one call
+// (bundle.go) or with a time held in one of them (held.go). A [Demand] is what a caller asks for, and an
+// [Admission] has the charges of a request (demand.go, admission.go). A [Forecast] is what a request would
+// meet (forecast.go). A [Group] keeps a scope for each key (group.go).
+//
+// # Locks
+//
+// A goroutine that holds one of these locks takes only those behind it: that of a Group, of a
+// configuredQueue, of its queue.Queue, of a Scope, those of a quota. It holds no other lock while it holds
+// that of a slower or of a settlement. It holds none of them while it calls a function of the user.
 package admit
 
 import (

@@ -17,23 +17,23 @@ import (
 )
 
 // A Scope is one quota with the state that this process keeps beside it: the policy in force, the
-// queue of its callers, and the guard that responses teach. Limiters are handles on a scope.
+// queue of its callers, and the guard that responses teach. Paths are handles on a scope.
 type Scope struct {
 	current atomic.Pointer[Revision]      // the policy in force
 	queue   waitQueue                     // of callers that wait for this quota alone
 	learned atomic.Pointer[rtt.Estimator] // the estimator of the guard; nil until a guard is learned
 	uses    atomic.Int32                  // calls and permits in progress; negative once the Group has dropped the scope
 	grouped bool                          // a Group keeps the scope
-	shared  bool                          // Group.Shared
-	handled bool                          // Limiters other than that of its entry have the scope
+	shared  bool                          // Group.shared
+	handled bool                          // Paths other than that of its entry have the scope
 
 	mu   sync.Mutex // guards handled and all below
-	rare *rareState // nil until it is needed; see scope.rareState
+	rare *rareState // nil until it is needed; see Scope.rareState
 }
 
 // rareState is the state that few scopes have.
 type rareState struct {
-	concerned   map[*func(error)]struct{} // what refuses the callers of nested Limiters who wait for this quota
+	concerned   map[*func(error)]struct{} // what refuses the callers of nested Paths who wait for this quota
 	paused      PausedBy                  // the last pause by this process
 	replacement *Policy                   // the last policy that setPolicy has set; nil if none
 	reported    time.Time                 // when a report last asked for the state; zero if none has
@@ -47,7 +47,7 @@ func (s *Scope) rareState() *rareState {
 	return s.rare
 }
 
-// A Revision is a compiled policy and the quota that decides under it. It is immutable: SetPolicy
+// A Revision is a Policy and the quota that decides under it. It is immutable: SetPolicy
 // replaces it.
 type Revision struct {
 	*Policy
@@ -95,7 +95,7 @@ func (s *Scope) called(call store.Call) {
 	}
 }
 
-// handOut gives the scope to a Limiter besides that of its entry.
+// handOut gives the scope to a Path besides that of its entry.
 func (s *Scope) handOut(l *Path) {
 	s.mu.Lock()
 	s.handled = true

@@ -11,7 +11,7 @@ import (
 )
 
 // A waitQueue is a queue for the quota of a scope, which is made when the first caller waits. Each
-// scope has one, and so has each Limiter inside others.
+// scope has one, and so has each Path inside others.
 type waitQueue struct {
 	made atomic.Pointer[configuredQueue]
 }
@@ -32,7 +32,7 @@ func (wq *waitQueue) len() int {
 }
 
 // lock returns the queue, configured for the revision in force. The caller unlocks it. If config is
-// nil, scope.queueConfig is used.
+// nil, Scope.queueConfig is used.
 func (wq *waitQueue) lock(s *Scope, config func(*Revision) queue.Config) *configuredQueue {
 	if wq.made.Load() == nil {
 		wq.made.CompareAndSwap(nil, new(configuredQueue))
@@ -102,11 +102,11 @@ type payer interface {
 	innermost() *Revision
 }
 
-// A waitRequest is a demand that waits in a queue, with the functions that depend on its Limiter.
+// A waitRequest is a demand that waits in a queue, with the functions that depend on its Path.
 type waitRequest struct {
 	demand   *Demand
 	giveUpAt time.Time
-	// config returns the configuration of the queue. If nil, scope.queueConfig is used.
+	// config returns the configuration of the queue. If nil, Scope.queueConfig is used.
 	config func(*Revision) queue.Config
 	// explain returns the caller's error for an error of the queue.
 	explain func(*Revision, error) error
