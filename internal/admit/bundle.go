@@ -13,7 +13,7 @@ import (
 // request contains its costs in all of them, one after the other.
 type bundledQuota struct {
 	bundle    store.Bundle // nil if the quotas cannot reserve together
-	limiter   *Path
+	path      *Path
 	scopes    []*Scope    // the outermost last
 	revisions []*Revision // of the scopes
 }
@@ -24,7 +24,7 @@ func (b *bundledQuota) innermost() *Revision { return b.revisions[0] }
 
 // isCurrent reports whether the outer scopes still have the same policies.
 func (b *bundledQuota) isCurrent() bool {
-	o := b.limiter.outer
+	o := b.path.outer
 	for i, s := range b.scopes[1:] {
 		if o.scope.Load() != s || s.adoptSuccessor() != b.revisions[1+i] {
 			return false
@@ -83,7 +83,7 @@ func (b *bundledQuota) Leave() {
 
 // Watch watches all quotas. A change that voids reservations in one of them voids them in all.
 func (b *bundledQuota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
-	p := b.limiter
+	p := b.path
 	stops := []func(){b.innermost().quota.Watch(changed), b.scopes[0].track(p.joint.refuseAll)}
 	for i, s := range b.scopes[1:] {
 		stops = append(stops, s.track(p.joint.refuseAll), b.revisions[1+i].quota.Watch(func(change store.Change, left time.Duration) {

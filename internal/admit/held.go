@@ -293,7 +293,7 @@ func (p *Path) bundled(s *Scope) *bundledQuota {
 // jointConfig returns the configuration of the queue of callers that are charged in all scopes at once.
 func (p *Path) jointConfig(rev *Revision) queue.Config {
 	s := p.scope.Load()
-	b := &bundledQuota{limiter: p, scopes: []*Scope{s}, revisions: []*Revision{rev}}
+	b := &bundledQuota{path: p, scopes: []*Scope{s}, revisions: []*Revision{rev}}
 	var around []store.Quota
 	leaves := []int{rev.Headroom}
 	for o := p.outer; o != nil; o = o.outer {

@@ -156,14 +156,12 @@ func isSameStore(a, b store.Store) bool {
 
 // fastPath returns the scope and its revision if the next request needs only the quota's own
 // decision, as most do. Otherwise the revision is nil.
-func (p *Path) fastPath() (*Scope, *Revision) {
-	if p.nesting != &alone {
-		return nil, nil
-	}
-	s := p.scope.Load()
-	rev := s.current.Load()
-	if !rev.fastPath || rev.closed || s.waiting() > 0 {
-		return nil, nil
+func (p *Path) fastPath() (s *Scope, rev *Revision) {
+	if p.nesting == &alone {
+		s = p.scope.Load()
+		if rev = s.current.Load(); !rev.fastPath || rev.closed || s.waiting() > 0 {
+			rev = nil
+		}
 	}
 	return s, rev
 }
@@ -172,48 +170,43 @@ func (p *Path) fastPath() (*Scope, *Revision) {
 // needs Admit.
 func (p *Path) WaitOne(ctx context.Context) (done bool, err error) {
 	s, rev := p.fastPath()
-	switch {
-	case rev == nil || ctx.Err() != nil:
-		return false, nil
-	case rev.fast != nil && rev.admitOne(ctx):
-		return true, nil
-	case rev.Events != nil:
+	if rev == nil || ctx.Err() != nil {
 		return false, nil
 	}
-	d, err := rev.quota.TryAcquire(ctx, store.Request{Cost: rev.oneRequest, WaitSpec: rev.initialWaitSpec(ctx)})
-	if err == nil && d.Verdict == store.Admitted {
-		return true, nil
+	if rev.fast != nil {
+		if f, _, _, ok := rev.fast.TryOne(false); ok {
+			if rev.Events != nil {
+				rev.reportOne(ctx, f, false)
+			}
+			return true, nil
+		}
 	}
-	var c Charge
-	if err = rev.decisionError(ctx, d, err, false); err == nil {
-		err = s.wait(ctx, rev, &Demand{N: 1}, &c)
+	if rev.Events != nil {
+		return false, nil
 	}
-	return true, err
+	return true, s.waitOne(ctx, rev)
 }
 
 // AllowOne admits one request on the fast path if it need not wait. If done is false, the request
 // needs Admit.
 func (p *Path) AllowOne(ctx context.Context) (done, allowed bool) {
 	_, rev := p.fastPath()
-	switch {
-	case rev == nil:
+	if rev == nil {
 		return false, false
-	case rev.fast != nil && rev.admitOne(ctx):
-		return true, true
-	case rev.Events != nil:
+	}
+	if rev.fast != nil {
+		if f, _, _, ok := rev.fast.TryOne(false); ok {
+			if rev.Events != nil {
+				rev.reportOne(ctx, f, false)
+			}
+			return true, true
+		}
+	}
+	if rev.Events != nil {
 		return false, false
 	}
 	d, err := rev.quota.TryAcquire(ctx, store.Request{Cost: rev.oneRequest})
 	return d.Verdict != store.Moved, err == nil && d.Verdict == store.Admitted
-}
-
-// admitOne admits one request, of which nothing more is reported, on the quota's credit.
-func (rev *Revision) admitOne(ctx context.Context) bool {
-	f, _, _, ok := rev.fast.TryOne(false)
-	if ok && rev.Events != nil {
-		rev.reportOne(ctx, f, false)
-	}
-	return ok
 }
 
 // TryOne admits a held request of no other cost on the quota's credit, if it can.

@@ -203,6 +203,18 @@ func (s *Scope) admit(ctx context.Context, rev *Revision, d *Demand, c *Charge) 
 	return s.wait(ctx, rev, d, c)
 }
 
+// waitOne is admit for one request, of which nothing more is reported.
+func (s *Scope) waitOne(ctx context.Context, rev *Revision) error {
+	d, err := rev.quota.TryAcquire(ctx, store.Request{Cost: rev.oneRequest, WaitSpec: rev.initialWaitSpec(ctx)})
+	if err == nil && d.Verdict == store.Admitted {
+		return nil
+	}
+	if err := rev.decisionError(ctx, d, err, false); err != nil {
+		return err
+	}
+	return s.wait(ctx, rev, &Demand{N: 1}, new(Charge))
+}
+
 // wait admits a request through the queue.
 func (s *Scope) wait(ctx context.Context, rev *Revision, d *Demand, c *Charge) error {
 	giveUp, err := s.giveUpAt(rev, d)
