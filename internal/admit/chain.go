@@ -195,7 +195,7 @@ func (p *Path) chargeThrough(ctx context.Context, t queue.Turn, d Demand, charge
 // chargeInside charges this scope for a request that the outer scopes have charged.
 func (rev *Revision) chargeInside(ctx context.Context, t queue.Turn, d Demand, outer *Admission) (queue.Result, []Charge, error) {
 	decision, err := overtaken, ctx.Err()
-	if err == nil && (t.Overtakes == nil || !t.Overtakes()) { // else the queue has recalled the caller
+	if err == nil && (t.Overtakes == nil || !t.Overtakes()) { // else the caller asks again in its turn
 		decision, err = rev.quota.TryAcquire(ctx, t.Request)
 	}
 	if admitted := err == nil && decision.Verdict == store.Admitted; !admitted || outer.expired() {

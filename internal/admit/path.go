@@ -1,5 +1,5 @@
-// Package admit decides when a request may be sent. It knows neither responses nor the errors of the root:
-// what it does not admit it returns as a [Refusal].
+// Package admit decides when a request may be sent. It knows neither responses nor the errors of the root.
+// If it does not admit a request, it returns a [Refusal].
 //
 // A [Policy] is a policy made ready to decide (compiled.go). A [Scope] is one quota, the policy in force and
 // the queue of its callers (scope.go, waitqueue.go). A [Path] is the scopes that a request is charged in
