@@ -6,10 +6,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/admit"
 )
 
 // A Period is the unit of time that a tier of [Calendar] counts over.
@@ -100,53 +100,17 @@ func formatAlertAt(at []int) string {
 	return strings.Join(words, ",")
 }
 
-// A settlement keeps the thresholds that it crossed until all quotas have received it. The store
-// reports them at once, or later from another goroutine.
-type settlement struct {
-	scope *scope
-
-	mu      sync.Mutex // guards all below
-	done    bool
-	crossed []algorithms.Crossing // before it was done
-}
-
-// alert announces thresholds. The policy may have changed since the request was admitted.
-func (s *settlement) alert(crossed []algorithms.Crossing) {
-	s.mu.Lock()
-	done := s.done
-	if !done {
-		s.crossed = append(s.crossed, crossed...)
-	}
-	s.mu.Unlock()
-	if done {
-		s.scope.adoptSuccessor().alert(crossed)
-	}
-}
-
-// end announces the thresholds that were kept, and those that follow at once.
-func (s *settlement) end() {
-	s.mu.Lock()
-	s.done = true
-	s.mu.Unlock()
-	if s.crossed != nil {
-		s.scope.adoptSuccessor().alert(s.crossed)
-	}
-}
-
-// alert calls Policy.Alert for each percentage of AlertAt that was crossed.
-func (c *compiledPolicy) alert(crossed []algorithms.Crossing) {
-	if c.policy.Alert == nil {
-		return
-	}
+// Crossed calls Policy.Alert for each percentage of AlertAt that was crossed.
+func (e *events) Crossed(p *admit.Policy, crossed []algorithms.Crossing) {
 	for _, x := range crossed {
-		if x.Tier >= len(c.plan.Tiers()) { // the policy has changed since
+		if x.Tier >= len(p.Plan.Tiers()) { // the policy has changed since
 			continue
 		}
-		tier := c.policy.Tiers[c.plan.Declared(x.Tier)]
-		for _, percent := range c.policy.AlertAt {
+		tier := p.Tiers[p.Plan.Declared(x.Tier)]
+		for _, percent := range e.alertAt {
 			if x.From < percent && percent <= x.To && hasAlerts(tier) {
-				c.policy.Alert(Alert{
-					Policy: c.policy.Name, Tier: tier.String(), Percent: percent,
+				e.alert(Alert{
+					Policy: e.policy, Tier: tier.String(), Percent: percent,
 					Used: x.Used, Limit: tier.Limit, Until: x.Until,
 				})
 			}

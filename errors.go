@@ -1,7 +1,6 @@
 package throttle
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/apithrottle/throttle/internal/admit"
 	"github.com/apithrottle/throttle/internal/queue"
 	"github.com/apithrottle/throttle/store"
 )
@@ -127,27 +127,6 @@ func (e *WaitError) Error() string {
 	return prefix + reason
 }
 
-// earliest returns what ends first: the context, or what giveUpAt has recorded.
-func (d *demand) earliest(ctx context.Context) Bound {
-	if deadline, ok := ctx.Deadline(); ok && (d.giveUp.IsZero() || deadline.Before(d.giveUp)) {
-		return cmp.Or(d.outerBound, BoundContext)
-	}
-	return d.bound
-}
-
-// withBound returns the error that a wait ended with. A refusal for lack of time then names what
-// bounds the wait. If a context made from ctx was canceled to ask again, and ctx has ended since, the
-// error is that of ctx.
-func (d *demand) withBound(ctx context.Context, err error) error {
-	if err == context.Canceled && ctx.Err() != nil {
-		return ctx.Err()
-	}
-	if e, ok := err.(*WaitError); ok && e.Err == ErrDeadline && e.Bound == "" {
-		e.Bound = d.earliest(ctx)
-	}
-	return err
-}
-
 func plural(n int, noun string) string {
 	if n != 1 {
 		noun += "s"
@@ -170,69 +149,31 @@ func (e *WaitError) Unwrap() []error {
 // Timeout reports whether the refusal is for lack of time, as in net.Error.
 func (e *WaitError) Timeout() bool { return e.Err == ErrDeadline }
 
-// reasons are the errors for the reasons of a queue.
-var reasons = map[queue.Reason]error{
-	queue.Late:        ErrDeadline,
-	queue.Full:        ErrQueueFull,
-	queue.Banned:      ErrBanned,
-	queue.Exhausted:   ErrExhausted,
-	queue.Unavailable: ErrUnavailable,
-	queue.Closed:      ErrClosed,
+// reasons are the errors for the reasons of a refusal.
+var reasons = [...]error{
+	queue.Late:            ErrDeadline,
+	queue.Full:            ErrQueueFull,
+	queue.Banned:          ErrBanned,
+	queue.Exhausted:       ErrExhausted,
+	queue.Unavailable:     ErrUnavailable,
+	queue.Closed:          ErrClosed,
+	admit.ExceedsCapacity: ErrExceedsCapacity,
+	admit.NeedsPermit:     ErrNeedsPermit,
+	admit.TooManyKeys:     ErrTooManyKeys,
 }
 
-// refusal returns the error for a queue's refusal. It announces the thresholds of budgets that
-// were crossed.
-func (c *compiledPolicy) refusal(r *queue.Refusal) *WaitError {
-	c.alert(r.Crossed)
-	e := c.refuse(reasons[r.Reason], r.Tier, r.Wait)
-	e.Ahead, e.Cause = r.Ahead, r.Cause
-	if r.Reason == queue.Banned || r.Reason == queue.Exhausted && r.Wait < forever {
-		e.Until = time.Now().Add(r.Wait)
-	}
-	return e
-}
-
-// refuse returns a refusal by a tier of the plan, or by none if that is -1.
-func (c *compiledPolicy) refuse(reason error, tier int, wait time.Duration) *WaitError {
-	e := &WaitError{Policy: c.policy.Name, Tier: c.tierName(tier), Err: reason}
-	if wait < forever {
-		e.Wait = wait
-	}
-	return e
-}
-
-func (c *compiledPolicy) tierName(tier int) string {
-	if tier < 0 {
-		return ""
-	}
-	return c.policy.Tiers[c.plan.Declared(tier)].String()
-}
-
-// refused returns the error for what a quota has refused.
-func (c *compiledPolicy) refused(d store.Decision) error {
-	r := &queue.Refusal{Reason: queue.Banned, Tier: d.Tier, Wait: d.Wait, Crossed: d.Crossed}
-	if d.Verdict == store.Exhausted {
-		r.Reason = queue.Exhausted
-	}
-	return c.refusal(r)
-}
-
-// explain returns the error of a wait: a refusal, the context's own error as it is, or
-// the error of a store that will not do better later.
-func (c *compiledPolicy) explain(err error) error {
-	var refusal *queue.Refusal
-	var outer *queue.Final
-	switch {
-	case errors.As(err, &outer): // of another scope
-		if e, ok := outer.Err.(*WaitError); ok {
-			own := *e // other callers may have the same error
-			return &own
-		}
-		return outer.Err
-	case errors.As(err, &refusal):
-		return c.refusal(refusal)
-	case err == context.Canceled || err == context.DeadlineExceeded:
+// waitError returns the error of a call: a *WaitError for a refusal, and any other error as it is.
+func waitError(err error) error {
+	r, ok := err.(*admit.Refusal)
+	if !ok {
 		return err
 	}
-	return fmt.Errorf("throttle: policy %q: %w", c.policy.Name, err)
+	e := &WaitError{
+		Policy: r.Policy.Name, Tier: r.Policy.TierName(r.Tier), Wait: r.Wait, Ahead: r.Ahead,
+		Bound: Bound(r.Bound), Until: r.Until, Err: reasons[r.Reason], Cause: r.Cause,
+	}
+	if r.Unit != "" {
+		e.cost = fmt.Sprint(r.Cost, " ", r.Unit)
+	}
+	return e
 }

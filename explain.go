@@ -8,8 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/queue"
-	"github.com/apithrottle/throttle/store"
+	"github.com/apithrottle/throttle/internal/admit"
 )
 
 // An Explanation is a Forecast and what is behind it, as Limiter.Explain returns it.
@@ -82,8 +81,7 @@ func (l *Limiter) Explain(ctx context.Context, c Cost) (Explanation, error) {
 	if err := ctx.Err(); err != nil {
 		return Explanation{}, err
 	}
-	e := Explanation{At: time.Now()}
-	err := l.foretell(ctx, demand{cost: c, n: 1, held: true}, &e, true)
+	e, err := l.foretell(ctx, c, true)
 	var refused *WaitError
 	switch {
 	case err == nil:
@@ -95,170 +93,29 @@ func (l *Limiter) Explain(ctx context.Context, c Cost) (Explanation, error) {
 	return e, nil
 }
 
-// foretell sets the Forecast of an explanation and, if all is set, the states of its quotas. It sets
-// Err if the queue would refuse the request at once, and returns the error of a quota that would.
-func (l *Limiter) foretell(ctx context.Context, d demand, e *Explanation, all bool) error {
-	s, err := l.enter()
-	if err != nil {
-		return err
+// foretell returns a Forecast and what is behind it and, if all is set, the states of the quotas. The
+// error is that of a quota that would refuse the request.
+func (l *Limiter) foretell(ctx context.Context, c Cost, all bool) (Explanation, error) {
+	f := admit.Forecast{At: time.Now()}
+	err := f.Ask(ctx, &l.path, admit.Demand{Cost: c, N: 1, Held: true}, all)
+	e := Explanation{
+		Forecast:    Forecast{Wait: f.Wait, Ahead: f.Ahead[Interactive] + f.Ahead[Normal] + f.Ahead[Batch]},
+		Interactive: f.Ahead[Interactive], Normal: f.Ahead[Normal], Batch: f.Ahead[Batch],
+		Err: waitError(f.Err), At: f.At,
 	}
-	defer s.leave()
-	if _, err := l.revisionFor(s, &d); err != nil {
-		return err
+	if f.By != nil {
+		e.By, e.Tier = f.By.Name, f.By.TierName(f.Tier)
 	}
-	around, err := l.enterOuter()
-	if err != nil {
-		return err
+	for _, s := range f.Quotas {
+		e.Quotas = append(e.Quotas, QuotaState{
+			Policy: s.Policy.Name, Tiers: s.Tiers,
+			Paused: cmp.Or(s.Closed, s.Paused), Closed: s.Closed > 0, Probing: s.Probing,
+			Cause: PauseCause(s.By.Cause), Status: s.By.Status, Reason: s.By.Reason,
+			Guard: s.Guard, GuardLearned: s.Policy.AutoGuard,
+			Shared: s.Shared, Unavailable: s.Err, Fallback: s.Fallback,
+		})
 	}
-	defer leaveAll(around)
-	var failed error
-	asked := make([]outlook, 0, 1+len(around))
-	for i, s := range append([]*scope{s}, around...) {
-		one := outlook{tier: -1, verdict: store.Ready}
-		if failed == nil {
-			one, failed = s.ask(ctx, &d)
-			if i == 0 && one.verdict == store.Exhausted && !l.asksAtOnce(one.revision, &d) {
-				failed = nil // the queue asks the budget in the request's turn
-			}
-			if e.By == "" {
-				e.By = one.revision.policy.Name
-			}
-			e.add(one)
-		}
-		if asked = append(asked, one); all {
-			e.Quotas = append(e.Quotas, s.explain(ctx, one))
-			e.At = time.Now()
-		}
-	}
-	if failed != nil {
-		return failed
-	}
-	e.Err, err = l.meet(ctx, d, asked, e)
-	if e.Wait == 0 && e.Tier == "" { // a response or a release is all that the request may wait for
-		for _, o := range asked {
-			if o.verdict != store.Ready && e.Tier == "" && o.limiting >= 0 {
-				e.By, e.Tier = o.revision.policy.Name, o.revision.tierName(o.limiting)
-			}
-		}
-	}
-	if e.Err == nil && err == nil && !asked[0].revision.foresees {
-		e.Err = l.refusalOf(ctx, e)
-	}
-	return err
-}
-
-// asksAtOnce reports whether a request that came now would ask the quota before it joined a queue.
-func (l *Limiter) asksAtOnce(rev *revision, d *demand) bool {
-	cost, err := rev.costOf(d)
-	if l.outer == nil {
-		s := l.scope.Load()
-		return err == nil && s.skipsQueue(rev, &s.queue, cost, false)
-	}
-	return err == nil && (l.waiting() == 0 || rev.isFree(cost))
-}
-
-// meet adds to an explanation what a request would meet in the queues of this scope and of those
-// around it, whose quotas have been asked. It returns the refusal that the request would get at once.
-func (l *Limiter) meet(ctx context.Context, d demand, asked []outlook, e *Explanation) (refused, err error) {
-	s, rev := l.scope.Load(), asked[0].revision
-	giveUp, err := s.giveUpAt(rev, &d)
-	if err != nil {
-		return nil, err
-	}
-	if giveUp = earlierDeadline(ctx, giveUp); d.noWait {
-		giveUp = time.Time{}
-	}
-	asksAtOnce := l.asksAtOnce(rev, &d)
-	if l.outer == nil {
-		if asksAtOnce && asked[0].verdict == store.Ready {
-			return nil, nil
-		}
-		o, refusal, err := s.forecast(ctx, &d, giveUp)
-		if e.add(o); refusal != nil {
-			refused = d.withBound(ctx, o.revision.explain(refusal))
-		}
-		return refused, err
-	}
-	d.outerBound = d.earliest(ctx)
-	for o := l.outer; o != nil; o = o.outer {
-		one, late, err := o.scope.Load().lateIn(ctx, &d, giveUp)
-		if err != nil {
-			return nil, err
-		}
-		if e.add(one); refused == nil {
-			refused = late
-		}
-		if o.outer == nil || o.ownQueue.len() == 0 {
-			continue
-		}
-		if one, late, err = o.lateInOwnQueue(ctx, o.scope.Load(), &d, giveUp); err != nil {
-			return nil, err
-		}
-		if e.add(one); refused == nil {
-			refused = late
-		}
-	}
-	e.addAhead(l.joint.ahead(ctx))
-	if rev.foresees || l.ownQueue.len() > 0 {
-		o, refusal, err := l.ownQueue.forecast(ctx, s, &d, giveUp, l.queueConfig)
-		if err != nil {
-			return nil, err
-		}
-		if refusal != nil && refused == nil {
-			refused = l.explain(o.revision, refusal)
-		}
-		o.revision, o.tier = l.decider(o.revision, o.tier)
-		e.add(o)
-	}
-	if refused == nil && asksAtOnce && asked[0].verdict == store.Ready && !d.noWait { // it would go on to the outer scope at once
-		limited, cancel := withDeadline(ctx, giveUp)
-		defer cancel()
-		if refused, err = l.outer.meet(limited, d.asRefundable(), asked[1:], new(Explanation)); err != nil {
-			return nil, err
-		}
-	}
-	return d.withBound(ctx, refused), nil
-}
-
-// add adds what a request would meet in a scope.
-func (e *Explanation) add(o outlook) {
-	e.addAhead(o.ahead)
-	if o.wait > e.Wait || o.wait == e.Wait && e.Wait > 0 && e.Tier == "" {
-		e.Wait, e.Tier, e.By = o.wait, o.revision.tierName(o.tier), o.revision.policy.Name
-	}
-}
-
-func (e *Explanation) addAhead(n [3]int) {
-	e.Normal += n[queue.Normal]
-	e.Interactive += n[queue.Interactive]
-	e.Batch += n[queue.Batch]
-	e.Ahead = e.Interactive + e.Normal + e.Batch
-}
-
-// refusalOf returns the error with which a request fails at once if it has to wait as long as the
-// store says, or nil.
-func (l *Limiter) refusalOf(ctx context.Context, e *Explanation) error {
-	rev, left := l.revision(), forever
-	if e.Wait == 0 && e.Ahead == 0 {
-		return nil
-	}
-	refused := &WaitError{Policy: e.By, Tier: e.Tier, Wait: e.Wait, Ahead: e.Ahead, Err: ErrDeadline}
-	if rev.policy.MaxWait > 0 {
-		left, refused.Bound = rev.policy.MaxWait, BoundMaxWait
-	}
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < left {
-		left, refused.Bound = time.Until(deadline), BoundContext
-	}
-	if refused.Wait > left {
-		return refused
-	}
-	ahead := l.queue().ahead(ctx)
-	if n := ahead[0] + ahead[1] + ahead[2]; rev.policy.MaxQueue > 0 && n >= rev.policy.MaxQueue {
-		refused = rev.refuse(ErrQueueFull, -1, 0)
-		refused.Ahead = n
-		return refused
-	}
-	return nil
+	return e, waitError(err)
 }
 
 // probing returns a quota whose callers wait for the response to a probe, or nil.
@@ -269,69 +126,6 @@ func (e *Explanation) probing() *QuotaState {
 		}
 	}
 	return nil
-}
-
-// queue returns the queue that callers of the Limiter join first.
-func (l *Limiter) queue() *waitQueue {
-	switch {
-	case l.outer == nil:
-		return &l.scope.Load().queue
-	case l.joint.len() > 0:
-		return &l.joint
-	}
-	return &l.ownQueue
-}
-
-// ahead returns how many callers are ahead of one that came now, by class.
-func (wq *waitQueue) ahead(ctx context.Context) (n [3]int) {
-	if q := wq.made.Load(); q != nil {
-		n = q.Ahead(queue.Class(classOf(ctx)))
-	}
-	return n
-}
-
-// explain returns the state of the quota.
-func (s *scope) explain(ctx context.Context, o outlook) QuotaState {
-	rev, status, err := s.status(ctx)
-	q := QuotaState{
-		Policy: rev.policy.Name, Tiers: rev.mergePaces(status.Tiers),
-		Paused: cmp.Or(status.Closed, status.Paused), Closed: status.Closed > 0,
-		Guard: max(s.guard(rev), rev.plan.Guard()), GuardLearned: rev.autoGuard,
-		Shared: status.Shared, Unavailable: err, Fallback: status.Fallback,
-	}
-	if q.Paused == 0 {
-		return q
-	}
-	if q.Probing = o.limiting == store.Probing; !q.Probing && o.verdict != store.Ready {
-		by := s.pausedBy()
-		switch {
-		case by.cause == "" || by.known && by.epoch < o.epoch:
-			q.Cause = PausedElsewhere
-		case by.known && by.epoch == o.epoch:
-			q.Cause, q.Status, q.Reason = by.cause, by.status, by.reason
-		}
-	}
-	return q
-}
-
-// An ownPause is the last pause of a quota by this process.
-type ownPause struct {
-	cause  PauseCause // if empty, this process has not paused the quota
-	status int        // of the response, as far as it is known
-	reason string
-	// epoch is that of the pause, and known reports that the store has confirmed it.
-	epoch int64
-	known bool
-}
-
-// pausedBy returns the last pause by this scope.
-func (s *scope) pausedBy() ownPause {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.rare == nil {
-		return ownPause{}
-	}
-	return s.rare.paused
 }
 
 // String returns plain sentences, such as

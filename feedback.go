@@ -6,17 +6,18 @@ import (
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/admit"
 	"github.com/apithrottle/throttle/internal/retryafter"
 	"github.com/apithrottle/throttle/store"
 )
 
 // observe passes the counts that the provider reports to the quotas.
-func (a *admission) observe(answer *answers.Answer, status int, after *callbacks) {
-	if !a.charged() || answer == nil || len(answer.Readings) == 0 {
+func (a *admission) observe(answer *answers.Answer, status int, after *admit.Callbacks) {
+	if !a.Charged() || answer == nil || len(answer.Readings) == 0 {
 		return
 	}
 	refused := answer.Kind == answers.Limited || answer.Kind == answers.Banned
-	a.eachCharge(func(c *charge) { a.observeScope(c, answer.Readings, refused) })
+	a.EachCharge(func(c *admit.Charge) { a.observeScope(c, answer.Readings, refused) })
 	for _, r := range answer.Readings {
 		if rev, _ := a.tierFor(r); rev == nil {
 			a.pauseUntilReset(r, status, after)
@@ -25,49 +26,49 @@ func (a *admission) observe(answer *answers.Answer, status int, after *callbacks
 }
 
 // observeScope passes the readings of a scope's tiers to its quota.
-func (a *admission) observeScope(c *charge, readings []answers.Reading, refused bool) {
-	rev := c.revision
+func (a *admission) observeScope(c *admit.Charge, readings []answers.Reading, refused bool) {
+	rev := c.Revision
 	var seen []store.Observation
 	for _, r := range readings {
 		of, tier := a.tierFor(r)
 		if of != rev {
 			continue
 		}
-		if rev.plan.Tiers()[tier].Phase == UnknownPhase && r.Has&answers.HasReset != 0 && !r.Full {
-			rev.align(tier, r)
+		if rev.Plan.Tiers()[tier].Phase == UnknownPhase && r.Has&answers.HasReset != 0 && !r.Full {
+			align(c, tier, r)
 		}
-		if used, ok := usedOf(r, rev.plan.Tiers()[tier]); ok {
+		if used, ok := usedOf(r, rev.Plan.Tiers()[tier]); ok {
 			o := store.Observation{Tier: tier, Used: used, Exact: r.Authoritative, Full: r.Full, Refused: refused}
 			o.Reset, o.Slack = resetOf(r)
 			seen = append(seen, o)
 		}
 	}
 	if len(seen) > 0 {
-		feedbackOf(rev.quota).Observe(c.decision, c.cost, seen)
+		c.Feedback().Observe(c.Decision, c.Cost, seen)
 	}
 }
 
 // pauseUntilReset pauses the quota until a reading's reset, if the reading is of no tier of the
 // policy and nothing is left of it.
-func (a *admission) pauseUntilReset(r answers.Reading, status int, after *callbacks) {
+func (a *admission) pauseUntilReset(r answers.Reading, status int, after *admit.Callbacks) {
 	if r.Has&answers.HasRemaining == 0 || r.Remaining > 0 || r.Has&answers.HasReset == 0 || r.Reset <= 0 || r.Reset > retryafter.Longest || r.Full {
 		return
 	}
 	// If a shared store is not available, the next response pauses the quota.
-	c := a.own()
-	_ = c.scope.pause(context.Background(), c.revision, c.revision.toldPause(r.Reset, r.FromBody), ownPause{cause: PausedByResponse, status: status}, after)
+	c := a.Own()
+	_ = c.Scope.Pause(context.Background(), c.Revision, toldPause(c.Revision, r.Reset, r.FromBody), admit.PausedBy{Cause: string(PausedByResponse), Status: status}, after)
 }
 
 // tierFor returns the tier of a reading, and the policy of its scope: the first tier with the
 // reported limit, in any scope, or else the tier of the innermost scope that has one for the reading.
 // It returns nil if there is none. Policies with IgnoreReports have none.
-func (a *admission) tierFor(r answers.Reading) (of *revision, tier int) {
+func (a *admission) tierFor(r answers.Reading) (of *admit.Revision, tier int) {
 	matched := false
-	a.eachRevision(func(rev *revision) {
-		if rev.policy.IgnoreReports {
+	a.EachRevision(func(rev *admit.Revision) {
+		if rev.IgnoreReports {
 			return
 		}
-		if i, exact := rev.tierFor(r); i >= 0 && (of == nil || exact && !matched) {
+		if i, exact := tierFor(rev, r); i >= 0 && (of == nil || exact && !matched) {
 			of, tier, matched = rev, i, exact
 		}
 	})
@@ -77,11 +78,11 @@ func (a *admission) tierFor(r answers.Reading) (of *revision, tier int) {
 // tierFor returns the tier of a reading in the scope: the tier of its unit with its window or its
 // limit, as far as it reports those, or the only tier of its unit. It returns -1 if there is none.
 // A provider knows nothing of budgets. exact reports that the tier has the reported limit.
-func (rev *revision) tierFor(r answers.Reading) (tier int, exact bool) {
-	found, tiers := -1, rev.plan.Tiers()
+func tierFor(rev *admit.Revision, r answers.Reading) (tier int, exact bool) {
+	found, tiers := -1, rev.Plan.Tiers()
 	for i, tier := range tiers {
 		switch {
-		case tier.Unit != r.Unit || tier.Algorithm == Concurrency || tier.Budget || rev.plan.IsPace(i):
+		case tier.Unit != r.Unit || tier.Algorithm == Concurrency || tier.Budget || rev.Plan.IsPace(i):
 		case r.Window != 0 && r.Window != tier.Window && r.Window != tier.FillTime():
 		case r.Limit == tier.Capacity():
 			return i, true
@@ -122,7 +123,7 @@ func resetOf(r answers.Reading) (reset, slack time.Duration) {
 
 // align passes the end of a tier's window to the quota. The range includes a second on either side,
 // because both clocks may be cut to whole seconds.
-func (rev *revision) align(tier int, r answers.Reading) {
+func align(c *admit.Charge, tier int, r answers.Reading) {
 	ends := time.Now().Add(r.Reset)
-	feedbackOf(rev.quota).Align(tier, ends.Add(-r.Slack-time.Second), ends.Add(time.Second))
+	c.Feedback().Align(tier, ends.Add(-r.Slack-time.Second), ends.Add(time.Second))
 }

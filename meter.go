@@ -52,7 +52,7 @@ func (m settlingMeter) Cost() Cost { return m.settle(m.Meter.Cost()) }
 // meter returns the Meter of a response, or nil if the request has no estimate.
 func (a *attempt) meter(resp *http.Response, answer *answers.Answer) (m Meter) {
 	switch {
-	case !a.estimates():
+	case !a.Estimates():
 		return nil
 	case a.transport.Meter != nil:
 		m = a.transport.Meter(resp)
@@ -73,7 +73,7 @@ func (a *attempt) profileMeter(resp *http.Response, answer *answers.Answer) Mete
 	}
 	m := &profileMeter{cost: Cost{}}
 	if answer.Kind != answers.Passed || resp.StatusCode/100 == 4 {
-		m.cost = a.zeroEstimate()
+		m.cost = a.ZeroEstimate()
 	}
 	for _, c := range answer.Charged {
 		m.cost[c.Unit] = c.N

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"time"
 
-	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/admit"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -279,14 +279,50 @@ func both2[T any](f, g func(context.Context, T)) func(context.Context, T) {
 	return func(ctx context.Context, info T) { f(ctx, info); g(ctx, info) }
 }
 
-// reportCalls returns what a store reports the calls of a policy to, or nil if nobody observes them. A
-// store may report while it decides, so each report is a goroutine.
-func (o *Observer) reportCalls(policy string) func(store.Call) {
-	if o == nil || o.Called == nil {
-		return nil
+// events passes what happens under a policy on to its Observer and its Alert.
+type events struct {
+	policy   string
+	observer *Observer   // nil if there is none
+	alert    func(Alert) // nil if there is none
+	alertAt  []int
+}
+
+// observerOf returns the Observer of a policy, or nil.
+func observerOf(p *admit.Policy) *Observer {
+	if e, ok := p.Events.(*events); ok {
+		return e.observer
 	}
-	return func(c store.Call) {
-		go o.Called(CalledInfo{Policy: policy, Duration: c.Duration, Requests: c.Requests, Unsent: c.Unsent, Err: c.Err})
+	return nil
+}
+
+func (e *events) Admitted(ctx context.Context, held bool) {
+	if e.observer.Admitted != nil {
+		e.observer.Admitted(ctx, AdmittedInfo{Policy: e.policy, Class: Class(admit.ClassOf(ctx)), N: 1, Held: held})
+	}
+}
+
+func (e *events) Unsent(ctx context.Context) {
+	if e.observer.Answered != nil {
+		e.observer.Answered(ctx, AnsweredInfo{Policy: e.policy, Unsent: true})
+	}
+}
+
+func (e *events) Settled(unit string, estimated, actual int64) {
+	if o := e.observer; o != nil && o.Settled != nil {
+		o.Settled(SettledInfo{Policy: e.policy, Unit: unit, Estimated: estimated, Actual: actual})
+	}
+}
+
+func (e *events) Paused(length time.Duration, closed bool, cause string) {
+	if o := e.observer; o != nil && o.Paused != nil {
+		o.Paused(PausedInfo{Policy: e.policy, For: length, Closed: closed, Cause: PauseCause(cause)})
+	}
+}
+
+// Called reports a call of the store in a goroutine, because a store may report while it decides.
+func (e *events) Called(c store.Call) {
+	if o := e.observer; o != nil && o.Called != nil {
+		go o.Called(CalledInfo{Policy: e.policy, Duration: c.Duration, Requests: c.Requests, Unsent: c.Unsent, Err: c.Err})
 	}
 }
 
@@ -300,23 +336,24 @@ type record struct {
 	decided  bool      // Admitted or Refused has been called
 }
 
-// observe returns the record that receives the decision on a demand, or nil if nobody does or the inner
-// scope decides.
-func (d *demand) observe(ctx context.Context, c *compiledPolicy) *record {
-	switch {
-	case d.refundable:
-		return nil
-	case d.observed == nil && c.policy.Observer != nil:
-		d.observed = &record{observer: c.policy.Observer, ctx: ctx, info: AdmittedInfo{
-			Policy: c.policy.Name, Class: classOf(ctx), Cost: d.cost, N: d.n, Held: d.held, Shadow: c.policy.Shadow,
-		}}
+// observe returns the record that receives the decision on a demand, or nil if nobody does.
+func observe(ctx context.Context, d *admit.Demand, c *admit.Policy) *record {
+	if d.Record != nil {
+		return d.Record.(*record)
 	}
-	return d.observed
+	o := observerOf(c)
+	if o == nil {
+		return nil
+	}
+	r := &record{observer: o, ctx: ctx, info: AdmittedInfo{
+		Policy: c.Name, Class: Class(admit.ClassOf(ctx)), Cost: d.Cost, N: d.N, Held: d.Held, Shadow: c.Shadow,
+	}}
+	d.Record = r
+	return r
 }
 
-// join reports that the request has taken a place in a queue, once.
-func (r *record) join(ahead int) {
-	if r == nil || r.info.Queued {
+func (r *record) Queued(ahead int) {
+	if r.info.Queued {
 		return
 	}
 	r.info.Queued, r.joinedAt = true, time.Now()
@@ -325,23 +362,13 @@ func (r *record) join(ahead int) {
 	}
 }
 
-// decidedBy records which tier decided how long the request waited, by an error that would explain a
-// refusal. If it is nil, none has decided yet.
-func (r *record) decidedBy(err error) {
-	if r == nil {
-		return
-	}
-	r.info.By, r.info.Tier = "", ""
-	if e, ok := err.(*WaitError); ok {
-		r.info.By, r.info.Tier = e.Policy, e.Tier
+func (r *record) Decided(by *admit.Policy, tier int) {
+	if r.info.Tier == "" {
+		r.info.By, r.info.Tier = by.Name, by.TierName(tier)
 	}
 }
 
-// errPanicked is the error of a request for which a function of the Policy or the Transport panicked.
-var errPanicked = errors.New("throttle: a function of the Policy or the Transport panicked")
-
-// errNotNow is the reason of a false Allow.
-var errNotNow = errors.New("throttle: not now")
+func (r *record) Undecided() { r.info.By, r.info.Tier = "", "" }
 
 // complete completes the record of a request that is admitted or refused. It returns false if it has done
 // so before.
@@ -355,45 +382,33 @@ func (r *record) complete() bool {
 	return true
 }
 
-// admit reports that the request is admitted.
-func (r *record) admit() {
+func (r *record) Admitted() {
 	if r.complete() && r.observer.Admitted != nil {
 		r.observer.Admitted(r.ctx, r.info)
 	}
 }
+
+func (r *record) Unsent() {
+	if r.decided && r.info.Held && r.observer.Answered != nil {
+		r.observer.Answered(r.ctx, AnsweredInfo{Policy: r.info.Policy, Unsent: true})
+	}
+}
+
+// errPanicked is the error of a request for which a function of the Policy or the Transport panicked.
+var errPanicked = errors.New("throttle: a function of the Policy or the Transport panicked")
 
 // refuse reports that the request is refused with an error.
 func (r *record) refuse(err error) {
 	if err == nil || !r.complete() || r.observer.Refused == nil {
 		return
 	}
-	if err == errNotNow {
+	if err == admit.ErrNotNow {
 		err = nil
 	}
 	i := &r.info
 	r.observer.Refused(r.ctx, RefusedInfo{
 		Policy: i.Policy, Class: i.Class, Cost: i.Cost, N: i.N, Queued: i.Queued, Waited: i.Waited, Err: err, Shadow: i.Shadow,
 	})
-}
-
-// admittedAtOnce reports a request that TryOne has admitted. If the Observer panics, the request is not
-// sent, and is refunded.
-func (rev *revision) admittedAtOnce(ctx context.Context, f algorithms.Flight, held bool) {
-	o, told := rev.policy.Observer, false
-	if o.Admitted == nil {
-		return
-	}
-	defer func() {
-		if told {
-			return
-		}
-		_ = rev.quota.Return(context.Background(), store.Decision{Flight: f}, rev.oneRequest)
-		if held && o.Answered != nil {
-			o.Answered(ctx, AnsweredInfo{Policy: rev.policy.Name, Unsent: true})
-		}
-	}()
-	o.Admitted(ctx, AdmittedInfo{Policy: rev.policy.Name, Class: classOf(ctx), N: 1, Held: held})
-	told = true
 }
 
 // A listener receives what becomes of an admitted request: an Observer or a shadow.
@@ -404,50 +419,5 @@ type listener interface {
 }
 
 func (o *Observer) answered(ctx context.Context, info AnsweredInfo) { o.Answered(ctx, info) }
-func (o *Observer) settled(Cost)                                    {} // observeSettled reports it for each scope
+func (o *Observer) settled(Cost)                                    {} // events report it for each scope
 func (o *Observer) ended()                                          {}
-
-// callbacks are functions of the user that are called for one event. They wait until all quotas have
-// received the event, so that a panic or a runtime.Goexit of one of them leaves nothing half done.
-type callbacks []func()
-
-func (c *callbacks) add(f func()) { *c = append(*c, f) }
-
-// run calls them in their order, those after one that panics, too.
-func (c callbacks) run() {
-	if len(c) > 0 {
-		defer c[1:].run()
-		c[0]()
-	}
-}
-
-// observeSettled reports the actual cost in the estimated units, after the event.
-func (rev *revision) observeSettled(estimate, actual []int64, after *callbacks) {
-	o := rev.policy.Observer
-	if o == nil || o.Settled == nil {
-		return
-	}
-	for u, unit := range rev.plan.Units() {
-		if rev.plan.Estimated(u) && estimate[u]|actual[u] != 0 {
-			info := SettledInfo{Policy: rev.policy.Name, Unit: unit, Estimated: estimate[u], Actual: actual[u]}
-			after.add(func() { o.Settled(info) })
-		}
-	}
-}
-
-// pause pauses the quota, and reports it after the event if that has changed anything.
-func (s *scope) pause(ctx context.Context, rev *revision, p store.Pause, by ownPause, after *callbacks) error {
-	done, err := rev.quota.Pause(ctx, p)
-	if !done.Applied && err == nil {
-		return nil
-	}
-	by.epoch, by.known = done.Epoch, err == nil
-	s.mu.Lock()
-	s.rareState().paused = by
-	s.mu.Unlock()
-	if o := rev.policy.Observer; o != nil && o.Paused != nil {
-		info := PausedInfo{Policy: rev.policy.Name, For: done.For, Closed: p.Close, Cause: by.cause}
-		after.add(func() { o.Paused(info) })
-	}
-	return err
-}

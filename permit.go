@@ -2,235 +2,17 @@ package throttle
 
 import (
 	"context"
-	"errors"
-	"slices"
 	"sync/atomic"
 	"time"
 
-	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/admit"
 )
 
-// An admission is one admitted request: its charges in the scope of its Limiter and in the outer
-// ones, the inner ones first. Each method acts on all of them.
+// An admission is one admitted request, and what receives its end.
 type admission struct {
-	charge
-	outer    []charge
+	admit.Admission
 	listener listener // nil if nobody listens
-	fast     bool     // revision.fast has admitted the request, which has no outer charge
-	timing   timing
-}
-
-// charged reports whether a quota has charged the request. If not, there is no scope, and reports
-// change no quota; the revision is the policy that the request was sent under.
-func (a *admission) charged() bool { return a.scope != nil }
-
-// eachCharge calls f for each charge.
-func (a *admission) eachCharge(f func(*charge)) {
-	if !a.charged() {
-		return
-	}
-	f(&a.charge)
-	for i := range a.outer {
-		f(&a.outer[i])
-	}
-}
-
-// eachRevision calls f for each policy that the request was sent under, also if no quota has charged it.
-func (a *admission) eachRevision(f func(*revision)) {
-	if a.revision == nil {
-		return
-	}
-	f(a.revision)
-	for i := range a.outer {
-		f(a.outer[i].revision)
-	}
-}
-
-// leaveScopes ends the use of the scopes, when the request has ended. A Group drops only scopes that
-// are not in use.
-func (a *admission) leaveScopes() {
-	a.eachCharge(func(c *charge) { c.scope.leave() })
-	if a.listener != nil {
-		a.listener.ended()
-	}
-}
-
-// announce calls Policy.Alert for the thresholds that the charges have crossed, once, and then reports
-// the admission, unless the record is nil. If a callback panics, the charges are refunded and the
-// request is not sent.
-func (a *admission) announce(r *record) {
-	if a.decision.Crossed == nil && a.outer == nil && r == nil {
-		return
-	}
-	done := false
-	defer func() {
-		if done {
-			return
-		}
-		defer a.leaveScopes()
-		a.refund()
-		if r != nil && r.decided && r.info.Held {
-			a.answered(r.ctx, AnsweredInfo{Unsent: true})
-		}
-	}()
-	a.eachCharge(func(c *charge) {
-		crossed := c.decision.Crossed
-		c.decision.Crossed = nil
-		c.revision.alert(crossed)
-	})
-	if r != nil {
-		a.listen(r.observer)
-		r.admit()
-	}
-	done = true
-}
-
-func (c *charge) arrived() { c.revision.quota.Arrived(c.decision, c.cost) }
-
-// arrived reports that the response is in.
-func (a *admission) arrived() {
-	if !a.fast || !a.revision.fast.OneArrived(a.decision.Flight) {
-		a.eachCharge((*charge).arrived)
-	}
-}
-
-// unanswered reports that the request was sent and that no response will come.
-func (a *admission) unanswered() {
-	a.eachCharge(func(c *charge) { c.revision.quota.Unanswered(c.decision, c.cost) })
-}
-
-// release reports that the request has ended.
-func (a *admission) release() {
-	a.eachCharge(func(c *charge) {
-		if c.revision.concurrent {
-			c.revision.quota.Release(c.decision, c.cost)
-		}
-	})
-}
-
-// settle reports the actual cost of the request in the estimated units. A unit that actual does not
-// name cost its estimate. It is called after arrived.
-func (a *admission) settle(actual Cost, after *callbacks) {
-	a.eachCharge(func(c *charge) {
-		if c.revision.estimates {
-			actual, s := c.revision.actualCost(c.cost, actual), &settlement{scope: c.scope}
-			c.revision.quota.Settle(c.decision, c.cost, actual, s.alert)
-			after.add(s.end)
-			c.revision.observeSettled(c.cost, actual, after)
-		}
-	})
-	if a.listener != nil {
-		a.listener.settled(actual)
-	}
-}
-
-// refund gives back the charges of a request that was not sent. It uses no context of the caller,
-// which may have ended, and waits no longer than the stores do.
-func (a *admission) refund() { _ = a.refundCharges(context.Background()) }
-
-// refundCharges gives back the charges of a request that was not sent.
-func (a *admission) refundCharges(ctx context.Context) error {
-	var errs []error
-	a.eachCharge(func(c *charge) { errs = append(errs, c.revision.quota.Return(ctx, c.decision, c.cost)) })
-	return errors.Join(errs...)
-}
-
-// expectNoReport lets the charges land by themselves, for a request whose caller will not report
-// its response. Since no response ends a probe either, the next request probes.
-func (a *admission) expectNoReport() {
-	a.eachCharge(func(c *charge) {
-		if c.revision.estimates || c.decision.Probe {
-			c.revision.quota.Unanswered(c.decision, c.cost)
-		}
-	})
-}
-
-// landUnguarded lands the charges under policies without a guard. Their requests arrive when they
-// are admitted, and were in flight only while they could still be refunded. A probe still ends with
-// the response.
-func (a *admission) landUnguarded() {
-	a.eachCharge(func(c *charge) {
-		if c.revision.plan.Guard() == 0 && !c.revision.autoGuard {
-			landed := c.decision
-			landed.Probe = false
-			c.revision.quota.Arrived(landed, c.cost)
-			c.decision.Flight = algorithms.Landed
-		}
-	})
-}
-
-// expired reports whether a reservation that charges something has ended, because making the others took
-// too long.
-func (a *admission) expired() (any bool) {
-	now := time.Now()
-	a.eachCharge(func(c *charge) {
-		r := c.decision.Reservation
-		any = any || r != nil && !c.revision.isFree(c.cost) && r.Expired(now)
-	})
-	return any
-}
-
-// estimates reports whether some unit of the cost is known only at the end of the request.
-func (a *admission) estimates() bool {
-	return a.anyRevision(func(rev *revision) bool { return rev.estimates })
-}
-
-// concurrent reports whether the request occupies a Concurrency tier until its end.
-func (a *admission) concurrent() bool {
-	return a.anyRevision(func(rev *revision) bool { return rev.concurrent })
-}
-
-func (a *admission) anyRevision(has func(*revision) bool) (any bool) {
-	a.eachRevision(func(rev *revision) { any = any || has(rev) })
-	return any
-}
-
-// startTiming starts the timing of the request for each scope that learns its guard.
-func (a *admission) startTiming() {
-	a.eachCharge(func(c *charge) {
-		switch {
-		case !c.revision.autoGuard:
-		case a.timing.estimator == nil:
-			a.timing = startTiming(c.scope.estimator())
-		default:
-			a.timing.others = append(a.timing.others, c.scope.estimator())
-		}
-	})
-}
-
-// own returns the charge in the innermost scope that is not shared. A refusal says nothing about the
-// other requests that a shared scope counts.
-func (a *admission) own() *charge {
-	if !a.charged() || !a.scope.shared {
-		return &a.charge
-	}
-	if i := slices.IndexFunc(a.outer, func(c charge) bool { return !c.scope.shared }); i >= 0 {
-		return &a.outer[i]
-	}
-	return &a.charge
-}
-
-// endBackoff ends the back-off, if there is one.
-func (a *admission) endBackoff() {
-	a.eachCharge(func(c *charge) {
-		if c.decision.Level > 0 {
-			c.revision.quota.Passed(c.decision)
-		}
-	})
-}
-
-// zeroEstimate returns a Cost of zero in every estimated unit.
-func (a *admission) zeroEstimate() Cost {
-	cost := Cost{}
-	a.eachRevision(func(rev *revision) {
-		for u, unit := range rev.plan.Units() {
-			if rev.plan.Estimated(u) {
-				cost[unit] = 0
-			}
-		}
-	})
-	return cost
 }
 
 // listen lets an Observer receive how the request ends.
@@ -243,19 +25,35 @@ func (a *admission) listen(o *Observer) {
 // answered reports how the request has ended.
 func (a *admission) answered(ctx context.Context, info AnsweredInfo) {
 	if a.listener != nil {
-		info.Policy = a.revision.policy.Name
+		info.Policy = a.Revision.Name
 		a.listener.answered(ctx, info)
 	}
 }
 
+// leave ends the use of the scopes, when the request has ended.
+func (a *admission) leave() {
+	a.Leave()
+	if a.listener != nil {
+		a.listener.ended()
+	}
+}
+
+// settle reports the actual cost of the request in the estimated units.
+func (a *admission) settle(actual Cost, after *admit.Callbacks) {
+	a.Settle(actual, after)
+	if a.listener != nil {
+		a.listener.settled(actual)
+	}
+}
+
 // reportAnswer reports a response, and what it contains if answer is not nil, after other callbacks.
-func (a *admission) reportAnswer(ctx context.Context, status int, answer *answers.Answer, report *RefusalReport, others callbacks) {
+func (a *admission) reportAnswer(ctx context.Context, status int, answer *answers.Answer, report *RefusalReport, others admit.Callbacks) {
 	info := AnsweredInfo{Status: status, Report: report}
 	if answer != nil {
 		info.Kind, info.Reason = answer.Kind, answer.Reason
 	}
 	defer a.answered(ctx, info)
-	others.run()
+	others.Run()
 }
 
 // A Permit is one admitted request. Its methods report what happens to the request.
@@ -270,7 +68,7 @@ func (a *admission) reportAnswer(ctx context.Context, status int, answer *answer
 // Only the first call of each method has an effect, and only the first of Arrived, Passed and
 // Refused. The methods of a nil Permit have none. A Permit is safe for concurrent use.
 type Permit struct {
-	admission
+	a     admission
 	ctx   context.Context // of Acquire, for Answered; nil if nobody receives it
 	state atomic.Uint32
 }
@@ -283,8 +81,8 @@ const (
 
 // start begins the use of a Permit that was charged.
 func (p *Permit) start(ctx context.Context) *Permit {
-	p.startTiming()
-	if p.listener != nil {
+	p.a.StartTiming()
+	if p.a.listener != nil {
 		p.ctx = ctx
 	}
 	return p
@@ -293,7 +91,7 @@ func (p *Permit) start(ctx context.Context) *Permit {
 // answered reports how the request has ended, with the values of the context of Acquire or TryAcquire.
 func (p *Permit) answered(info AnsweredInfo) {
 	if p.ctx != nil {
-		p.admission.answered(context.WithoutCancel(p.ctx), info)
+		p.a.answered(context.WithoutCancel(p.ctx), info)
 	}
 }
 
@@ -312,15 +110,15 @@ func (p *Permit) Arrived() {
 }
 
 func (p *Permit) arrived() {
-	p.timing.answered(0)
-	p.admission.arrived()
+	p.a.Timing.Answered(0)
+	p.a.Arrived()
 }
 
 // Passed reports that the response is in and that the provider served the request. It is like
 // Arrived, and also ends the back-off that refusals have begun. It does not block.
 func (p *Permit) Passed() {
 	if p.markOnce(arrived) {
-		p.endBackoff()
+		p.a.EndBackoff()
 		p.arrived()
 		p.answered(AnsweredInfo{})
 	}
@@ -335,13 +133,13 @@ func (p *Permit) Refused(ctx context.Context, wait time.Duration) error {
 	if !p.markOnce(arrived) {
 		return nil
 	}
-	p.timing.answered(0)
+	p.a.Timing.Answered(0)
 	answer := &answers.Answer{Refusal: answers.Refusal{Kind: answers.Limited, Delay: max(0, wait), Known: wait > 0}}
-	var after callbacks
-	err := p.pauseAfterRefusal(ctx, answer.Refusal, 0, &after)
-	report := reportRefusal(ctx, &p.admission, nil, answer)
-	p.admission.arrived()
-	p.reportAnswer(ctx, 0, answer, report, after)
+	var after admit.Callbacks
+	err := p.a.pauseAfterRefusal(ctx, answer.Refusal, 0, &after)
+	report := reportRefusal(ctx, &p.a, nil, answer)
+	p.a.Arrived()
+	p.a.reportAnswer(ctx, 0, answer, report, after)
 	return err
 }
 
@@ -349,10 +147,10 @@ func (p *Permit) Refused(ctx context.Context, wait time.Duration) error {
 // Estimated. A unit that actual does not name cost its estimate. Settle returns an error, and
 // reports nothing, if actual names any other unit or has a negative amount. It does not block.
 func (p *Permit) Settle(actual Cost) error {
-	if p == nil || p.revision == nil {
+	if p == nil || p.a.Revision == nil {
 		return nil
 	}
-	if err := p.checkActual(actual); err != nil {
+	if err := p.a.CheckActual(actual); err != nil {
 		return err
 	}
 	p.settleOnce(actual)
@@ -360,35 +158,18 @@ func (p *Permit) Settle(actual Cost) error {
 }
 
 func (p *Permit) settleOnce(actual Cost) {
-	var after callbacks
+	var after admit.Callbacks
 	arrives := p.markOnce(arrived)
 	if arrives {
 		p.arrived()
 	}
 	if p.markOnce(settled) {
-		p.settle(actual, &after)
+		p.a.settle(actual, &after)
 	}
-	defer after.run()
+	defer after.Run()
 	if arrives {
 		p.answered(AnsweredInfo{})
 	}
-}
-
-// checkActual returns an error if actual names a unit that is not estimated, or a negative amount.
-func (a *admission) checkActual(actual Cost) error {
-	for unit, n := range actual {
-		known := a.anyRevision(func(rev *revision) bool {
-			u := slices.Index(rev.plan.Units(), unit)
-			return u >= 0 && rev.plan.Estimated(u)
-		})
-		switch {
-		case !known:
-			return a.revision.errorf("cost of %q can't be settled: set Estimated in a tier of that unit", unit)
-		case n < 0:
-			return a.revision.errorf("cost of %q is %d: it must be at least 0", unit, n)
-		}
-	}
-	return nil
 }
 
 // Release reports that the request has ended: the body of its response was read, or no response
@@ -397,20 +178,20 @@ func (p *Permit) Release() {
 	if !p.markOnce(released) {
 		return
 	}
-	defer p.leaveScopes()
-	var after callbacks
+	defer p.a.leave()
+	var after admit.Callbacks
 	lost := p.markOnce(arrived)
 	switch first := p.markOnce(settled); {
 	case first && lost:
-		p.unanswered()
+		p.a.Unanswered()
 	case first:
-		p.settle(nil, &after)
+		p.a.settle(nil, &after)
 	}
-	p.release()
+	p.a.Release()
 	if lost {
 		p.answered(AnsweredInfo{Lost: true})
 	}
-	after.run()
+	after.Run()
 }
 
 // Cancel reports that the request was not sent, and refunds it. After Policy.Guard has passed,
@@ -422,19 +203,8 @@ func (p *Permit) Cancel(ctx context.Context) error {
 	if p == nil || !p.state.CompareAndSwap(0, arrived|released|settled) {
 		return nil
 	}
-	defer p.leaveScopes()
-	err := p.refundCharges(ctx)
-	p.admission.answered(ctx, AnsweredInfo{Unsent: true})
+	defer p.a.leave()
+	err := p.a.RefundIn(ctx)
+	p.a.answered(ctx, AnsweredInfo{Unsent: true})
 	return err
-}
-
-// actualCost returns the cost of a request: the reported amounts, or else the estimates.
-func (c *compiledPolicy) actualCost(estimate []int64, reported Cost) []int64 {
-	actual := slices.Clone(estimate)
-	for u, unit := range c.plan.Units() {
-		if n, ok := reported[unit]; ok && c.plan.Estimated(u) {
-			actual[u] = min(max(0, n), maxActual)
-		}
-	}
-	return actual
 }

@@ -1,12 +1,15 @@
 package throttle
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/admit"
 	"github.com/apithrottle/throttle/internal/rtt"
 )
 
@@ -115,6 +118,25 @@ type Policy struct {
 // admission. An admitted request cannot be refunded: the provider has counted it.
 const NoGuard time.Duration = -1
 
+// AutoGuard is the Guard of a Policy that learns from responses how long a request takes to
+// reach the provider. Use it if the delay of the network is not known, or if the server is
+// slow: a response after seconds then does not make the guard longer.
+//
+// The guard lies between 20 ms and 1 s. It is learned from the responses of the last five to ten
+// minutes, and is 1 s until there are eight. It is computed from the longest round trip:
+// a quarter more, and 128 parts in n more for n responses, since a few of them say little about
+// the longest to come. If three in four round trips take longer than a network does, which is
+// 50 ms and four times the longest that a connection took to be made, then the server is slow.
+// The guard is then twice the longest connection, and the longest time to write a body. If no
+// connection was seen, or only those to a proxy on the same host, a network takes 250 ms at
+// most, and the guard for a slow server is 50 ms. Each refusal doubles the guard for five to ten
+// minutes.
+//
+// A Transport reports round trips and connections, and a Permit round trips if Arrived is
+// called. Requests admitted by Wait and Allow report nothing: with those alone, set a Guard.
+// In a fleet each process learns its own.
+const AutoGuard time.Duration = -2
+
 const (
 	defaultGuard    = 50 * time.Millisecond
 	defaultMaxPause = 15 * time.Minute
@@ -132,20 +154,6 @@ func (p Policy) guard() time.Duration {
 		return rtt.Most
 	}
 	return p.Guard
-}
-
-func (p Policy) maxPause() time.Duration {
-	if p.MaxPause == 0 {
-		return defaultMaxPause
-	}
-	return p.MaxPause
-}
-
-func (p Policy) aging() time.Duration {
-	if p.Aging == 0 {
-		return defaultAging
-	}
-	return p.Aging
 }
 
 // Validate returns an error that reports every problem of the policy: its field, its value and
@@ -190,6 +198,59 @@ func (p Policy) plan() (*algorithms.Plan, error) {
 		plan = plan.AssumeUsedAt(time.Now())
 	}
 	return plan, nil
+}
+
+// compile makes a policy ready for quotas in a store, or in this process if s is nil. It returns an error
+// if the policy is not valid or the store cannot keep it.
+func compile(p Policy, s Store) (*admit.Policy, error) {
+	plan, err := p.plan()
+	if err != nil {
+		return nil, err
+	}
+	if err := checkStore(p, s); err != nil {
+		return nil, err
+	}
+	if p.Shadow {
+		p = inShadow(p)
+	}
+	c := &admit.Policy{
+		Name: p.Name, Tiers: slices.Clone(p.Tiers), Plan: plan, Store: s,
+		MaxWait: p.MaxWait, MaxPause: cmp.Or(p.MaxPause, defaultMaxPause), Aging: cmp.Or(p.Aging, defaultAging),
+		MaxQueue: p.MaxQueue, Headroom: p.Headroom,
+		AutoGuard: p.Guard == AutoGuard, IgnoreReports: p.IgnoreReports, Shadow: p.Shadow, Alerts: p.Alert != nil,
+	}
+	if p.Observer != nil || p.Alert != nil {
+		c.Events = &events{policy: p.Name, observer: p.Observer, alert: p.Alert, alertAt: slices.Clone(p.AlertAt)}
+	}
+	return c.Compile(), nil
+}
+
+// checkStore returns an error for a policy that a store cannot keep.
+func checkStore(p Policy, s Store) error {
+	switch {
+	case s == nil:
+	case p.Name == "":
+		return errors.New("throttle: policy \"\": Name is empty: a shared store keeps quotas by name, so give it one")
+	case p.Shadow:
+		return fmt.Errorf("throttle: policy %q: Shadow is true: a shadow has no store: pass a nil Store, or set Shadow to false", p.Name)
+	}
+	return nil
+}
+
+// replacement compiles a policy that replaces c for the same quota.
+func (p Policy) replacement(c *admit.Policy) (*admit.Policy, error) {
+	if p.Shadow != c.Shadow {
+		return nil, c.Errorf("SetPolicy: Shadow is %v: it must stay %v, or make another Limiter", p.Shadow, c.Shadow)
+	}
+	p.AssumeUsed = false
+	next, err := compile(p, c.Store)
+	if err != nil {
+		return nil, err
+	}
+	if next.Name != c.Name {
+		return nil, c.Errorf("SetPolicy: Name is %q: it must stay %q, or make another Limiter", p.Name, c.Name)
+	}
+	return next, nil
 }
 
 // A Cost is an amount for each unit that it names, such as "tokens" or "requests". A Cost that does not name requests counts one request. A nil Cost is one request.

@@ -3,6 +3,9 @@ package throttle
 import (
 	"context"
 	"fmt"
+
+	"github.com/apithrottle/throttle/internal/admit"
+	"github.com/apithrottle/throttle/internal/queue"
 )
 
 // A Class is the priority of a request that has to wait. All classes share one quota. A Limiter
@@ -41,18 +44,11 @@ func (c Class) String() string {
 	return fmt.Sprintf("class(%d)", uint8(c))
 }
 
-type classKey struct{}
-
 // WithClass returns a copy of ctx whose requests have class c, for Wait, WaitN, Acquire, TryAcquire,
 // Forecast, Explain and Transport. A class that does not exist is Normal.
 func WithClass(ctx context.Context, c Class) context.Context {
-	return context.WithValue(ctx, classKey{}, c)
-}
-
-// classOf returns the class of a context's requests.
-func classOf(ctx context.Context) Class {
-	if c, ok := ctx.Value(classKey{}).(Class); ok && c < classes {
-		return c
+	if c >= classes {
+		c = Normal
 	}
-	return Normal
+	return admit.WithClass(ctx, queue.Class(c))
 }

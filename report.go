@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/admit"
 )
 
 // A RefusalReport is what is known about a refusal by the provider. It helps to find out why a request
@@ -97,23 +98,24 @@ func reportRefusal(ctx context.Context, a *admission, header http.Header, answer
 	if a.listener == nil || answer == nil || answer.Kind != answers.Limited && answer.Kind != answers.Banned {
 		return nil
 	}
-	r := &RefusalReport{Backoffs: int(a.own().decision.Level)}
-	statuses, i := make([]Status, 1+len(a.outer)), 0
-	a.eachCharge(func(c *charge) {
-		statuses[i] = c.statusOfReport(ctx)
+	r := &RefusalReport{Backoffs: int(a.Own().Decision.Level)}
+	var statuses []Status
+	a.EachRevision(func(*admit.Revision) { statuses = append(statuses, Status{}) })
+	i := 0
+	a.EachCharge(func(c *admit.Charge) {
+		statuses[i] = c.StatusOfReport(ctx)
 		i++
 	})
-	took := a.charge.took(statuses[0])
+	took := a.Took(statuses[0])
 	if took >= 0 {
-		if guard := max(a.scope.guard(a.revision), a.revision.plan.Guard()); guard > 0 && took > guard {
+		if guard := a.Guard(); guard > 0 && took > guard {
 			r.Took, r.Guard = took, guard
 		}
 	}
 	r.ClockAhead = clockAhead(header, took)
-	i = 0
-	a.eachRevision(func(rev *revision) {
-		r.compare(a, rev, statuses[i].Tiers, answer)
-		i++
+	a.EachRevision(func(rev *admit.Revision) {
+		r.compare(a, rev, statuses[0].Tiers, answer)
+		statuses = statuses[1:]
 	})
 	for _, reading := range answer.Readings {
 		if of, _ := a.tierFor(reading); of == nil && r.Named == nil && isUsedUp(reading) {
@@ -124,14 +126,14 @@ func reportRefusal(ctx context.Context, a *admission, header http.Header, answer
 }
 
 // compare compares the tiers of a policy with the readings of an answer.
-func (r *RefusalReport) compare(a *admission, rev *revision, tiers []TierStatus, answer *answers.Answer) {
+func (r *RefusalReport) compare(a *admission, rev *admit.Revision, tiers []TierStatus, answer *answers.Answer) {
 	count := func(tier int, used, limit int64) *TierCount {
-		return &TierCount{rev.policy.Name, rev.tierName(tier), rev.plan.Tiers()[tier].Unit, used, limit}
+		return &TierCount{rev.Name, rev.TierName(tier), rev.Plan.Tiers()[tier].Unit, used, limit}
 	}
 	for i, t := range tiers {
 		f := r.Fullest
 		fuller := f == nil || float64(t.Used)*float64(f.Limit) > float64(f.Used)*float64(t.Limit)
-		if fuller && !rev.plan.IsPace(i) {
+		if fuller && !rev.Plan.IsPace(i) {
 			r.Fullest = count(i, t.Used, t.Limit)
 		}
 	}
@@ -140,7 +142,7 @@ func (r *RefusalReport) compare(a *admission, rev *revision, tiers []TierStatus,
 		if of != rev || r.Named != nil && r.Named.Tier != "" || !isUsedUp(reading) {
 			continue
 		}
-		capacity := rev.plan.Tiers()[tier].Capacity()
+		capacity := rev.Plan.Tiers()[tier].Capacity()
 		limit := reading.Limit
 		if limit == 0 {
 			limit = capacity
@@ -165,44 +167,6 @@ func providerCount(r answers.Reading) int64 {
 		return r.Used
 	}
 	return r.Limit - r.Remaining
-}
-
-// reportEvery is how often a report asks a shared store for the state of a quota at most.
-const reportEvery = time.Second
-
-// statusOfReport returns the state of the quota, or the zero Status if it is not known.
-func (c *charge) statusOfReport(ctx context.Context) Status {
-	if c.revision.reserves && !c.scope.mayAsk() {
-		return Status{}
-	}
-	rev, status, err := c.scope.status(context.WithoutCancel(ctx))
-	if err != nil || rev != c.revision {
-		return Status{}
-	}
-	return status
-}
-
-// mayAsk reports whether the last report asked the store long ago.
-func (s *scope) mayAsk() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	rare, now := s.rareState(), time.Now()
-	if !rare.reported.IsZero() && now.Sub(rare.reported) < reportEvery {
-		return false
-	}
-	rare.reported = now
-	return true
-}
-
-// took returns the time since the admission, or -1 if that is not known.
-func (c *charge) took(now Status) time.Duration {
-	switch r := c.decision.Reservation; {
-	case r != nil:
-		return time.Since(r.Start)
-	case now.At > 0 && c.decision.At > 0:
-		return time.Duration(now.At-c.decision.At) * time.Microsecond
-	}
-	return -1
 }
 
 // clockAhead returns by how much the Date of a response that has just come is ahead. The request took

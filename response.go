@@ -16,8 +16,10 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/admit"
 	"github.com/apithrottle/throttle/internal/delivery"
 	"github.com/apithrottle/throttle/internal/outcome"
+	"github.com/apithrottle/throttle/internal/rtt"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -66,19 +68,19 @@ func (tr *attemptTrace) expire() {
 
 // watchNetwork adds to the hooks: they report new connections to the timing, except those to a
 // proxy on this host, and measure how long a body takes to be written.
-func (tr *attemptTrace) watchNetwork(hooks *httptrace.ClientTrace, t timing, host string) {
+func (tr *attemptTrace) watchNetwork(hooks *httptrace.ClientTrace, t rtt.Timing, host string) {
 	hooks.GotConn = func(c httptrace.GotConnInfo) {
 		if !c.Reused && (!isLoopback(c.Conn) || host == "localhost" || net.ParseIP(host).IsLoopback()) {
-			t.connected()
+			t.Connected()
 		}
 	}
 	wroteHeaders := hooks.WroteHeaders
 	hooks.WroteHeaders = func() {
 		wroteHeaders()
-		tr.headers.Store(int64(time.Since(t.admitted)))
+		tr.headers.Store(int64(time.Since(t.Admitted)))
 	}
 	hooks.WroteRequest = func(httptrace.WroteRequestInfo) {
-		tr.uploaded.Store(int64(time.Since(t.admitted)) - tr.headers.Load())
+		tr.uploaded.Store(int64(time.Since(t.Admitted)) - tr.headers.Load())
 	}
 }
 
@@ -108,8 +110,8 @@ func (tr *attemptTrace) stopTimer() {
 // if a record would be of no use: the request is not limited, or nothing can end or measure the attempt
 // and the Base asks for no trace.
 func (a *attempt) trace(ctx context.Context, req *http.Request) (context.Context, *attemptTrace) {
-	watches := a.timing.learns() || !a.sendBy.IsZero()
-	if a.revision == nil || !watches && ctx.Done() == nil && atomic.LoadInt32(&a.transport.silent) >= manySilent {
+	watches := a.Timing.Learns() || !a.sendBy.IsZero()
+	if a.Revision == nil || !watches && ctx.Done() == nil && atomic.LoadInt32(&a.transport.silent) >= manySilent {
 		return ctx, nil
 	}
 	tr := new(attemptTrace)
@@ -144,12 +146,12 @@ func (t *Transport) learnFrom(tr *attemptTrace, failed bool) {
 // watch adds the hooks that measure the network and those that end the attempt at SendBy.
 func (a *attempt) watch(tr *attemptTrace, host string) {
 	tr.watch = new(watch)
-	t, bound := a.timing, !a.sendBy.IsZero() && a.charged()
+	t, bound := a.Timing, !a.sendBy.IsZero() && a.Charged()
 	if bound {
 		a.boundBySendBy(tr)
 	}
 	tr.Extend = func(hooks *httptrace.ClientTrace) {
-		if t.learns() {
+		if t.Learns() {
 			tr.watchNetwork(hooks, t, host)
 		}
 		if bound {
@@ -205,19 +207,19 @@ func (tr *attemptTrace) closeConn(c net.Conn) {
 // handleResponse reads the response. It pauses the quota after a refusal, ends the back-off after a
 // success, and does neither after a failure of the server. It returns nil if there was nothing to
 // read.
-func (a *attempt) handleResponse(req *http.Request, resp *http.Response, after *callbacks) *answers.Answer {
-	if a.revision == nil {
+func (a *attempt) handleResponse(req *http.Request, resp *http.Response, after *admit.Callbacks) *answers.Answer {
+	if a.Revision == nil {
 		return nil
 	}
 	answer := a.readResponse(req.Method, resp)
 	switch {
 	case answer == nil:
-		a.endBackoff()
+		a.EndBackoff()
 	case answer.Kind == answers.Limited || answer.Kind == answers.Banned:
 		// If a shared store is not available, the next refusal pauses the quota.
 		_ = a.pauseAfterRefusal(context.WithoutCancel(req.Context()), answer.Refusal, resp.StatusCode, after)
 	case answer.Kind == answers.Passed && resp.StatusCode < 500:
-		a.endBackoff()
+		a.EndBackoff()
 	}
 	if answer != nil && answer.Kind != answers.Passed {
 		outcome.Tell(req.Context(), answer.Refusal)
@@ -227,18 +229,18 @@ func (a *attempt) handleResponse(req *http.Request, resp *http.Response, after *
 
 // pauseAfterRefusal pauses the quota that a refusal is about, for all callers, and makes a learned guard
 // longer.
-func (a *admission) pauseAfterRefusal(ctx context.Context, r answers.Refusal, status int, after *callbacks) error {
-	if !a.charged() {
+func (a *admission) pauseAfterRefusal(ctx context.Context, r answers.Refusal, status int, after *admit.Callbacks) error {
+	if !a.Charged() {
 		return nil
 	}
-	a.timing.refused()
-	of := a.own()
-	a.eachCharge(func(c *charge) {
-		if r.Wide || r.Unit != "" && slices.Contains(c.revision.plan.Units(), r.Unit) {
+	a.Timing.Refused()
+	of := a.Own()
+	a.EachCharge(func(c *admit.Charge) {
+		if r.Wide || r.Unit != "" && slices.Contains(c.Revision.Plan.Units(), r.Unit) {
 			of = c
 		}
 	})
-	return of.pauseAfterRefusal(ctx, r, status, after)
+	return pauseAfterRefusal(ctx, of, r, status, after)
 }
 
 // defaultProfile is the Profile of a Transport without one.
@@ -360,8 +362,8 @@ const firstPause = time.Second
 // toldPause returns the pause for a wait that a response names. A wait of more than MaxPause closes
 // the quota. If the wait is from the body, which others may have written, it closes the quota for
 // MaxPause only, and one request is sent as a probe after that.
-func (rev *revision) toldPause(wait time.Duration, fromBody bool) store.Pause {
-	most := rev.policy.maxPause()
+func toldPause(rev *admit.Revision, wait time.Duration, fromBody bool) store.Pause {
+	most := rev.MaxPause
 	p := store.Pause{For: wait, Close: wait > most}
 	if fromBody && p.Close {
 		p.For, p.Probe = most, true
@@ -375,9 +377,9 @@ func (rev *revision) toldPause(wait time.Duration, fromBody bool) store.Pause {
 // If the response names no time, or a time of zero, one request is sent as a probe after the pause.
 // The first pause for a time of zero takes no time. Any other pause lasts one second, doubled with
 // each further refusal, times a random factor from 1 to 2, which keeps fleets out of step.
-func (c *charge) pauseAfterRefusal(ctx context.Context, r answers.Refusal, status int, after *callbacks) error {
-	most, banned := c.revision.policy.maxPause(), r.Kind == answers.Banned
-	p := c.revision.toldPause(r.Delay, r.FromBody && !banned)
+func pauseAfterRefusal(ctx context.Context, c *admit.Charge, r answers.Refusal, status int, after *admit.Callbacks) error {
+	most, banned := c.Revision.MaxPause, r.Kind == answers.Banned
+	p := toldPause(c.Revision, r.Delay, r.FromBody && !banned)
 	p.Close, p.Probe = p.Close || banned, true
 	switch {
 	case r.Known && r.Delay > 0:
@@ -386,8 +388,8 @@ func (c *charge) pauseAfterRefusal(ctx context.Context, r answers.Refusal, statu
 	default:
 		// Refusals of requests that were admitted before the last pause are one event.
 		p = store.Pause{
-			For: firstPause + rand.N(firstPause), Most: most, AtOnce: r.Known, Once: true, Epoch: c.decision.Epoch, Probe: true,
+			For: firstPause + rand.N(firstPause), Most: most, AtOnce: r.Known, Once: true, Epoch: c.Decision.Epoch, Probe: true,
 		}
 	}
-	return c.scope.pause(ctx, c.revision, p, ownPause{cause: PausedByResponse, status: status, reason: r.Reason}, after)
+	return c.Scope.Pause(ctx, c.Revision, p, admit.PausedBy{Cause: string(PausedByResponse), Status: status, Reason: r.Reason}, after)
 }

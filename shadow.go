@@ -6,6 +6,9 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/apithrottle/throttle/internal/admit"
+	"github.com/apithrottle/throttle/internal/rtt"
 )
 
 // maxShadows is how many shadows of requests may wait under a policy without MaxQueue.
@@ -15,7 +18,7 @@ const maxShadows = 10_000
 const shadowMark = " (shadow)"
 
 // inShadow returns the policy that the shadows of requests are admitted under.
-func (p Policy) inShadow() Policy {
+func inShadow(p Policy) Policy {
 	p.Name = strings.TrimSuffix(p.Name, shadowMark) + shadowMark
 	p.Alert = nil
 	if p.MaxQueue == 0 {
@@ -49,26 +52,27 @@ type report struct {
 
 // admit lets a request go at once, and asks the Limiter for the admission of its shadow beside it. It
 // returns the errors with which no request is sent; the Observer alone receives a refusal.
-func (sh *shadow) admit(ctx context.Context, l *Limiter, d demand, a *admission) error {
-	if s, err := l.enter(); err == nil {
-		defer s.leave() // until the shadow has its place
+func (sh *shadow) admit(ctx context.Context, l *Limiter, d admit.Demand, a *admission) error {
+	s, err := l.path.Enter()
+	if err == nil {
+		defer s.Leave() // until the shadow has its place
 	}
-	sh.held, sh.busy = d.held, true
-	own := &sh.permit.admission
-	err := l.request(ctx, &d, own, false)
-	if a.revision = own.revision; err != nil {
-		if e, ok := err.(*WaitError); err == errNotNow || ok && e.Err != ErrClosed {
+	sh.held, sh.busy = d.Held, true
+	own := &sh.permit.a
+	err = l.request(ctx, &d, own, false)
+	if a.Revision = own.Revision; err != nil {
+		if e, ok := err.(*WaitError); err == admit.ErrNotNow || ok && e.Err != ErrClosed {
 			return nil
 		}
 		return err
 	}
-	if d.held {
+	if d.Held {
 		a.listener = sh
 	}
-	if a.revision.autoGuard {
-		a.timing = timing{estimator: l.scope.Load().estimator(), admitted: time.Now()}
+	if a.Revision.AutoGuard && s != nil {
+		a.Timing = rtt.StartTiming(s.Estimator())
 	}
-	if own.charged() {
+	if own.Charged() {
 		sh.begin(ctx)
 	} else {
 		sh.wait(ctx, l, d)
@@ -79,7 +83,7 @@ func (sh *shadow) admit(ctx context.Context, l *Limiter, d demand, a *admission)
 // begin begins the use of the Permit of a shadow that was admitted. Without reports the use ends at once.
 func (sh *shadow) begin(ctx context.Context) {
 	if !sh.held {
-		sh.permit.leaveScopes()
+		sh.permit.a.leave()
 		return
 	}
 	sh.permit.ctx = ctx
@@ -87,7 +91,7 @@ func (sh *shadow) begin(ctx context.Context) {
 }
 
 // wait lets the shadow wait in a goroutine. It returns when the shadow has its place in the queue.
-func (sh *shadow) wait(caller context.Context, l *Limiter, d demand) {
+func (sh *shadow) wait(caller context.Context, l *Limiter, d admit.Demand) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(caller))
 	if deadline, ok := caller.Deadline(); ok {
 		ctx, cancel = context.WithDeadline(ctx, deadline)
@@ -100,15 +104,15 @@ func (sh *shadow) wait(caller context.Context, l *Limiter, d demand) {
 		})
 	}
 	joined, began := make(chan struct{}), time.Now()
-	d.queued = sync.OnceFunc(func() { close(joined) })
-	d.cost, d.recost = maps.Clone(d.cost), nil // the caller may change its own once it has returned
-	if r := d.observed; r != nil {
-		r.ctx, r.info.Cost = ctx, d.cost
+	d.Queued = sync.OnceFunc(func() { close(joined) })
+	d.Cost, d.Recost = maps.Clone(d.Cost), nil // the caller may change its own once it has returned
+	if r, ok := d.Record.(*record); ok {
+		r.ctx, r.info.Cost = ctx, d.Cost
 	}
 	go func() {
 		defer cancel()
-		defer d.queued()
-		if l.request(ctx, &d, &sh.permit.admission, true) == nil {
+		defer d.Queued()
+		if l.request(ctx, &d, &sh.permit.a, true) == nil {
 			sh.waited = time.Since(began)
 			sh.begin(ctx)
 		}
@@ -125,7 +129,7 @@ func (sh *shadow) answered(ctx context.Context, info AnsweredInfo) {
 			p.Release()
 		case p.markOnce(arrived):
 			p.arrived()
-			p.admission.answered(ctx, info)
+			p.a.answered(ctx, info)
 		}
 	})
 }

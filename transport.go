@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/admit"
 )
 
 // A Transport is an http.RoundTripper that sends a request when the limiter admits it. The zero
@@ -187,8 +188,8 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 	if err = ctx.Err(); err != nil {
 		return err
 	}
-	if !a.fast { // a learned guard is not fast
-		a.startTiming()
+	if !a.Fast { // a learned guard is not fast
+		a.StartTiming()
 	}
 	if a.transport.Settle != nil {
 		a.settler = a.transport.Settle(req)
@@ -198,17 +199,17 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 }
 
 // demand returns what the request asks for, and sets sendBy.
-func (a *attempt) demand(req *http.Request) demand {
-	t, d := a.transport, demand{n: 1, held: true}
+func (a *attempt) demand(req *http.Request) admit.Demand {
+	t, d := a.transport, admit.Demand{N: 1, Held: true}
 	if t.Cost != nil {
-		d.cost = t.Cost(req)
+		d.Cost = t.Cost(req)
 		if t.Settle != nil {
-			d.recost = func() Cost { return t.Cost(req) }
+			d.Recost = func() map[string]int64 { return t.Cost(req) }
 		}
 	}
 	if t.SendBy != nil {
 		a.sendBy = t.SendBy(req)
-		d.sendBy = a.sendBy
+		d.SendBy = a.sendBy
 	}
 	return d
 }
@@ -239,7 +240,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	case resp.Request == sent:
 		resp.Request = req
 	}
-	a.timing.answered(tr.upload())
+	a.Timing.Answered(tr.upload())
 	a.respond(ctx, req, resp)
 	return resp, nil
 }
@@ -268,22 +269,22 @@ func (a *attempt) respond(ctx context.Context, req *http.Request, resp *http.Res
 		}
 		defer a.finish(nil)
 		if reading {
-			a.arrived()
+			a.Arrived()
 		}
 		if !returns && resp.Body != nil {
 			resp.Body.Close()
 		}
 	}()
-	var after callbacks
+	var after admit.Callbacks
 	answer := a.handleResponse(req, resp, &after)
 	report := reportRefusal(req.Context(), &a.admission, resp.Header, answer)
 	reading = false
-	a.arrived()
+	a.Arrived()
 	a.observe(answer, resp.StatusCode, &after)
 	if a.listener != nil || after != nil {
 		a.reportAnswer(req.Context(), resp.StatusCode, answer, report, after)
 	}
-	if a.fast && a.cancel == nil && a.settler == nil { // nothing of it lasts longer than its response
+	if a.Fast && a.cancel == nil && a.settler == nil { // nothing of it lasts longer than its response
 		ends = false
 		return
 	}
@@ -306,22 +307,22 @@ func (a *attempt) endFailed(ctx context.Context, err error, tr *attemptTrace) er
 	unsent := tr.unsent(err)
 	a.endUnanswered(ctx, unsent)
 	if unsent && tr.late() {
-		return a.revision.tooLate()
+		return waitError(a.Revision.TooLate())
 	}
 	return err
 }
 
 // endUnanswered ends an attempt that gets no response. It refunds a request that was not sent.
 func (a *attempt) endUnanswered(ctx context.Context, unsent bool) {
-	defer a.leaveScopes()
+	defer a.leave()
 	if a.cancel != nil {
 		defer a.cancel()
 	}
 	if unsent {
-		a.refund()
+		a.Refund()
 	} else {
-		a.unanswered()
-		a.release()
+		a.Unanswered()
+		a.Release()
 	}
 	defer a.answered(ctx, AnsweredInfo{Unsent: unsent, Lost: !unsent})
 	a.settleNothing()
@@ -336,21 +337,21 @@ func (a *attempt) settleNothing() {
 }
 
 // needsBody reports whether the attempt lasts until the end of the response's body.
-func (a *attempt) needsBody() bool { return a.cancel != nil || a.concurrent() || a.estimates() }
+func (a *attempt) needsBody() bool { return a.cancel != nil || a.Concurrent() || a.Estimates() }
 
 // finish ends the attempt. If m is not nil, it reports the actual cost. If m panics, the estimate
 // becomes the cost, and the attempt ends as usual.
 func (a *attempt) finish(m Meter) {
-	defer a.leaveScopes()
+	defer a.leave()
 	if a.cancel != nil {
 		defer a.cancel()
 	}
 	var actual Cost
 	defer func() {
-		var after callbacks
+		var after admit.Callbacks
 		a.settle(actual, &after)
-		a.release()
-		after.run()
+		a.Release()
+		after.Run()
 	}()
 	if m != nil {
 		actual = m.Cost()

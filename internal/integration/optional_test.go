@@ -44,8 +44,8 @@ func TestOptionalInterfaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, what := range asserts {
-		if name != "optional.go" {
-			t.Errorf("%s asserts %v: add a function to optional.go", name, what)
+		if name != "internal/admit/optional.go" {
+			t.Errorf("%s asserts %v: add a function to internal/admit/optional.go", name, what)
 		}
 	}
 	if len(asserts) != 1 {

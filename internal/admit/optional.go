@@ -1,4 +1,4 @@
-package throttle
+package admit
 
 import (
 	"context"
@@ -85,7 +85,7 @@ func (noFeedback) Align(int, time.Time, time.Time)                      {}
 func (noFeedback) Observe(store.Decision, []int64, []store.Observation) {}
 func (noFeedback) Learned() bool                                        { return false }
 
-func lifecycleOf(rev *revision) store.Lifecycle {
+func lifecycleOf(rev *Revision) store.Lifecycle {
 	if l, ok := rev.quota.(store.Lifecycle); ok {
 		return l
 	}
@@ -93,10 +93,10 @@ func lifecycleOf(rev *revision) store.Lifecycle {
 }
 
 // onePlan is a revision whose quota keeps its plan.
-type onePlan revision
+type onePlan Revision
 
 func (p *onePlan) Change(context.Context, *algorithms.Plan) error {
 	return fmt.Errorf("the store cannot change the policy of a %T: make another Limiter", p.quota)
 }
-func (p *onePlan) Successor() (store.Quota, *algorithms.Plan) { return p.quota, p.plan }
+func (p *onePlan) Successor() (store.Quota, *algorithms.Plan) { return p.quota, p.Plan }
 func (p *onePlan) Idle() bool                                 { return true }
