@@ -112,6 +112,16 @@ func (r *slidingLog) retract(l *Ledger, from, n int64) (taken int64) {
 	return taken
 }
 
+// refund removes the oldest of the stamps from an instant on.
+func (r *slidingLog) refund(l *Ledger, now Moment, from, n int64) {
+	if r.leaves(l, from) <= now.At {
+		return
+	}
+	kept := r.stamps(l)
+	first, _ := slices.BinarySearch(kept, from)
+	*l.ring(r.site), l.word[r.word] = slices.Delete(kept, first, min(first+int(n), len(kept))), 0
+}
+
 // stamps returns a copy of all stamps, the oldest first.
 func (r *slidingLog) stamps(l *Ledger) []int64 {
 	ring, oldest := *l.ring(r.site), l.word[r.word]

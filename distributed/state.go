@@ -531,10 +531,21 @@ func (q *quota) releaseUnsent(b store.Decision, cost []int64) {
 	q.leases.settle(q.plan, cost, nil, nil)
 }
 
+// unguardedRefund is for how long after the end of a reservation with NoGuard its request is refunded.
+const unguardedRefund = time.Second
+
+// isRefundable reports whether a request that was not sent is refunded: until its guard has passed.
+func isRefundable(a *store.Reservation, now time.Time) bool {
+	if a.Guard == 0 {
+		return a.End.Add(unguardedRefund).After(now)
+	}
+	return a.Start.Add(a.Guard).After(now)
+}
+
 // refund returns times to Redis. If lends is true, the next request that fits takes over a future
-// time. Any other time is refunded by removing its request from those in flight. A failed call is
-// not repeated, because Redis would hand out twice what was returned twice. With leases, refund
-// blocks for the turn.
+// time. Any other request is refunded, also if Redis has landed it because other requests are reserved
+// further ahead. A failed call is not repeated, because Redis would hand out twice what was returned
+// twice. With leases, refund blocks for the turn.
 func (q *quota) refund(reserved []store.Decision, lends bool) {
 	now := time.Now()
 	newest := q.newest()
@@ -548,7 +559,7 @@ func (q *quota) refund(reserved []store.Decision, lends bool) {
 	}
 	back, future := make(map[alike][]*store.Reservation), false
 	for _, b := range reserved {
-		if a := b.Reservation; a != nil && a.State == state && a.Start.Add(a.Guard).After(now) {
+		if a := b.Reservation; a != nil && a.State == state && isRefundable(a, now) {
 			of := alike{a.Guard, a.Clock}
 			back[of] = append(back[of], a)
 			future = future || a.Start.After(now)
@@ -563,7 +574,9 @@ func (q *quota) refund(reserved []store.Decision, lends bool) {
 		for some := range slices.Chunk(all, mostACall) {
 			n, _ := q.lockNewest(context.Background())
 			op := opCancel
-			if n != q || !lends && of.guard > 0 {
+			if n != q {
+				op = opRefundOld
+			} else if !lends {
 				op = opRefund
 			}
 			args := append(n.begin(op, 3+len(some)*(1+len(n.plan.Units()))), generation, of.clock, micros(of.guard))

@@ -221,16 +221,7 @@ func (m *twin) reserveAt(at, guard, good int64, cost []int64) {
 // withdraw removes a charge from the end of the tail, and then charges before it that were returned
 // earlier.
 func (m *twin) withdraw(at, good int64, cost []int64) bool {
-	takeLast := func(at, good int64, cost []int64) bool {
-		for n := len(m.tail) - 1; n >= 0 && m.tail[n].at == at; n-- {
-			if m.tail[n].good == good && slices.Equal(m.tail[n].cost, cost) {
-				m.tail = slices.Concat(m.tail[:n], m.tail[n+1:])
-				return true
-			}
-		}
-		return false
-	}
-	if !takeLast(at, good, cost) {
+	if n := len(m.tail); n == 0 || m.tail[n-1].at != at || !m.takeFromTail(at, good, cost) {
 		return false
 	}
 	for len(m.tail) > 0 {
@@ -240,9 +231,20 @@ func (m *twin) withdraw(at, good int64, cost []int64) bool {
 			break
 		}
 		m.lend(lent, last.cost)
-		takeLast(last.at, last.good, last.cost)
+		m.takeFromTail(last.at, last.good, last.cost)
 	}
 	return true
+}
+
+// takeFromTail removes a charge from the tail.
+func (m *twin) takeFromTail(at, good int64, cost []int64) bool {
+	for n := len(m.tail) - 1; n >= 0; n-- {
+		if c := m.tail[n]; c.at == at && c.good == good && slices.Equal(c.cost, cost) {
+			m.tail = slices.Concat(m.tail[:n], m.tail[n+1:])
+			return true
+		}
+	}
+	return false
 }
 
 func (m *twin) moment(at int64) algorithms.Moment {
@@ -376,7 +378,7 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	}
 	var own []int64
 	m.closed = false
-	m.commitTail(stepped || !slices.Contains([]string{opReserve, opBudget, opStatus, opCancel, opLeave}, s.op) || !m.mayTrail())
+	m.commitTail(stepped || !slices.Contains([]string{opReserve, opBudget, opStatus, opCancel, opRefund, opRefundOld, opLeave}, s.op) || !m.mayTrail())
 	if stepped { // each call corrects the windows of a wrong date, also one that decides nothing
 		m.advance(m.frontier)
 	}
@@ -385,8 +387,8 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 		own = m.reserve(args{s.args})
 	case opBudget:
 		own = m.reserve(args{s.args[1+s.args[0]:]})
-	case opCancel, opRefund:
-		own = m.cancelReservations(args{s.args}, s.op == opCancel)
+	case opCancel, opRefund, opRefundOld:
+		own = m.cancelReservations(args{s.args}, s.op)
 	case opPause:
 		own = m.pause(args{s.args})
 	case opEndPause:
@@ -1204,7 +1206,7 @@ func (m *twin) crossings(reserved bool) (out []int64) {
 	return out
 }
 
-func (m *twin) cancelReservations(a args, lends bool) []int64 {
+func (m *twin) cancelReservations(a args, op string) []int64 {
 	gen, back, guard, taken := a.next(), a.next(), a.next(), int64(0)
 	if guard == 0 {
 		guard = m.plan.Guard().Microseconds()
@@ -1217,9 +1219,9 @@ func (m *twin) cancelReservations(a args, lends bool) []int64 {
 		at, cost := a.next(), a.cost(len(m.plan.Units()))
 		switch {
 		case gen != m.gen:
-		case at <= m.now || at < m.until || back != m.setBack() || m.probe || m.estimates || !lends:
+		case at <= m.now || at < m.until || back != m.setBack() || m.probe || m.estimates || op != opCancel:
 			m.advance(m.now)
-			if m.cancel(at+guard, cost) {
+			if at > m.now && m.takeFromTail(at, guard, cost) || m.cancel(at+guard, cost, op != opRefundOld) {
 				taken++
 			}
 		case m.withdraw(at, guard, cost) || m.addToPool(at, guard, cost):
@@ -1297,8 +1299,8 @@ func plus(a, b []int64, times int64) []int64 {
 }
 
 // cancel removes a request from the requests in flight, except for its estimates, which its lease
-// reports.
-func (m *twin) cancel(lands int64, cost []int64) bool {
+// reports. If isOfPlan is true, it also takes back a request that has landed.
+func (m *twin) cancel(lands int64, cost []int64, isOfPlan bool) bool {
 	known := slices.Clone(cost)
 	for u := range known {
 		if m.plan.Estimated(u) {
@@ -1314,7 +1316,7 @@ func (m *twin) cancel(lands int64, cost []int64) bool {
 		}
 	}
 	m.ledger.Cancel(m.moment(m.frontier), algorithms.Landed, known)
-	return false
+	return isOfPlan && lands <= m.frontier && m.ledger.Cancel(m.moment(lands>>m.plan.Resolution()<<m.plan.Resolution()-1), own, known)
 }
 
 func (m *twin) observe(a args) {
@@ -1823,7 +1825,7 @@ func playFile(t *testing.T, s *subject, file string) {
 			case opBudget:
 				n := int(1 + st.args[0])
 				st.args = slices.Insert(slices.Insert(st.args, n+3, 0, 0, 0), n+1, 0)
-			case opCancel, opRefund: // the clock does not step
+			case opCancel, opRefund, opRefundOld: // the clock does not step
 				st.args = slices.Insert(st.args, 1, 0)
 			}
 			want, err := m.answer(at, st)
@@ -2238,12 +2240,12 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 			s.args = []int64{g.place, -g.length}
 		}
 	case roll <= 6 && len(g.reserved) > 0:
-		s.op = pick(g, opCancel, opRefund)
+		s.op = pick(g, opCancel, opRefund, opRefundOld)
 		add(m.gen-g.Int64N(10)/9, pick(g, m.setBack(), m.setBack(), m.setBack(), 0), g.reserved[len(g.reserved)-1].guard)
 		for range 1 + g.IntN(min(8, len(g.reserved))) {
 			i := len(g.reserved) - 1
 			times := 1
-			if s.op == opRefund {
+			if s.op != opCancel {
 				times += g.IntN(3) // it is no longer in flight
 			}
 			for range times {

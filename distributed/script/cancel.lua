@@ -1,7 +1,8 @@
--- cancel.lua: the operations cancel and refund, which take reservations back. Units: µs.
--- Uses: call.lua, fixedwindow.lua, flight.lua, pause.lua, plan.lua, pool.lua, queue.lua, state.lua,
--- tail.lua.
--- Gives: ops.cancel, ops.refund.
+-- cancel.lua: the operations cancel, refund and refund_old, which take reservations back. Units: µs.
+-- Twin: algorithms/ledger.go, Cancel.
+-- Uses: call.lua, fixedwindow.lua, flight.lua, pause.lua, plan.lua, pool.lua, queue.lua, reading.lua,
+-- state.lua, tail.lua.
+-- Gives: ops.cancel, ops.refund, ops.refund_old.
 -- Sets: guard.
 
 -- Removes a request that would land at an instant from those in flight. Returns whether it was
@@ -32,6 +33,27 @@ local function removeInFlight(lands, cost)
   return true
 end
 
+-- Takes back a request that has landed since an instant, because later reservations have moved the
+-- frontier there. A tier with a report of the provider keeps the units, because the report was compared
+-- with them.
+local function refundLanded(lands, cost)
+  for i = 1, plan.deciding do
+    local n, u = cost[unitOf[i]], unitOf[i]
+    local isKept = estimated[u] or readings[i] and readings[i][RECEIVED_AT] > 0
+    if n > 0 and not isKept and rules[i].refund then rules[i].refund(frontier, lands - lands % resolution, n) end
+  end
+end
+
+-- Takes back a request that was not sent. Returns whether it was found. If its plan was another one, the
+-- tiers may not count it once it has landed.
+local function takeBack(at, cost, isOfPlan)
+  local lands = at + guard
+  if tail and at > now and tail.take(at, cost) or removeInFlight(lands, cost) then return true end
+  if lands > frontier or not isOfPlan then return false end
+  refundLanded(lands, cost)
+  return true
+end
+
 function ops.cancel(op)
   local ofGeneration, setBackBy, ownGuard, canceled = argument(), argument(), argument(), 0
   if ownGuard > 0 then guard = max(ownGuard, resolution) end
@@ -39,9 +61,9 @@ function ops.cancel(op)
     local at, cost = argument(), amounts()
     if ofGeneration ~= generation then
       -- the reservation was charged to a state that is lost
-    elseif at < notBefore or at == now or setBackBy ~= generation - drift or probe or estimates or op == 'refund' then -- the pool has no amounts for estimates
+    elseif at < notBefore or at == now or setBackBy ~= generation - drift or probe or estimates or op ~= 'cancel' then -- the pool has no amounts for estimates
       advance(now)
-      if removeInFlight(at + guard, cost) then canceled = canceled + 1 end
+      if takeBack(at, cost, op ~= 'refund_old') then canceled = canceled + 1 end
       for i = 1, guard == 0 and #rules or 0 do -- the arrival was assumed
         if cost[unitOf[i]] > 0 and rules[i].doubtOpen then rules[i].doubtOpen() end
       end
@@ -52,4 +74,4 @@ function ops.cancel(op)
   reply[9] = canceled
 end
 
-ops.refund = ops.cancel
+ops.refund, ops.refund_old = ops.cancel, ops.cancel

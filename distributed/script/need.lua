@@ -9,7 +9,7 @@ local function defineOp(op)
   if op == 'pause' or op == 'end_pause' or op == 'observe' then
     include 'pause'
     include 'reading'
-  elseif op == 'cancel' or op == 'refund' then
+  elseif op == 'cancel' or op == 'refund' or op == 'refund_old' then
     include 'cancel'
   elseif op == 'status' then
     include 'status'

@@ -77,6 +77,23 @@ local function slidingWindow(unit, limit, window, precision, unaligned)
     end
   end
 
+  -- Takes n units out of the oldest groups from an instant on.
+  function rule.refund(now, from, n)
+    if from + window <= now then return end
+    for i = groups.first, groups.last do
+      local g = record(groups, i)
+      local less = groups[g + 1] >= from and min(n, groups[g + 2]) or 0
+      if less > 0 then
+        n, groups[g + 2], total = n - less, groups[g + 2] - less, total - less
+        rewrite(groups, i)
+      end
+    end
+    while groups.first <= groups.last and groups[record(groups, groups.last) + 2] == 0 do
+      groups.last = groups.last - 1
+      groups.intact = min(groups.intact, groups.last)
+    end
+  end
+
   function rule.expires()
     local lands = lastLanding(unit)
     return lands and lands + window or rule.fresh(0)

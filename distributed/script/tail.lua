@@ -86,13 +86,13 @@ local function newTail(runs)
     end
   end
 
-  -- Takes a reservation at the last instant off the end. Returns whether it was there.
-  local function takeLast(at, ownGuard, cost)
+  -- Takes a reservation out, which moves no other. Returns whether it was there.
+  local function take(at, ownGuard, cost)
     local runs = self.runs
     for i = #runs, 1, -1 do
       local r = runs[i]
-      if r[1] ~= at then return false end
-      if r[3] == ownGuard and fits(r, RUN, cost) and fits(cost, 0, {spread(r, RUN + 1, RUN + units)}) then
+      if r[1] < at then return false end
+      if r[1] == at and r[3] == ownGuard and fits(r, RUN, cost) and fits(cost, 0, {spread(r, RUN + 1, RUN + units)}) then
         r[4] = r[4] - 1
         if r[4] == 0 then table.remove(runs, i) end
         return true
@@ -101,18 +101,20 @@ local function newTail(runs)
     return false
   end
 
+  function self.take(at, cost) return take(at, guard, cost) end
+
   -- Takes a reservation off the end, and then those at the new end that are in the pool. Returns
   -- whether the reservation was there.
   function self.withdraw(at, cost)
-    if not takeLast(at, guard, cost) then return false end
     local runs = self.runs
+    if not runs[1] or runs[#runs][1] ~= at or not take(at, guard, cost) then return false end
     while runs[1] do
       local r = runs[#runs]
       local own = {spread(r, RUN + 1, RUN + units)}
       local pooled = findPooled(r[1], own, r[3], 0, r[1])
       if not pooled or pool[pooled][2] ~= r[3] then return true end
       takePooled(pooled, r[1], own)
-      takeLast(r[1], r[3], own)
+      take(r[1], r[3], own)
     end
     return true
   end
