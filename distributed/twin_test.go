@@ -382,6 +382,7 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	if stepped { // each call corrects the windows of a wrong date, also one that decides nothing
 		m.advance(m.frontier)
 	}
+	m.dropExpired()
 	switch s.op {
 	case opReserve:
 		own = m.reserve(args{s.args})
@@ -620,8 +621,25 @@ func (m *twin) resolution() int64 {
 // setBack returns how far TIME was set back since the state began.
 func (m *twin) setBack() int64 { return m.gen + m.now - m.wall }
 
+// dropExpired takes back the returned reservations whose time has passed.
 func (m *twin) dropExpired() {
-	m.pool = slices.DeleteFunc(m.pool, func(p chargeRecord) bool { return p.at < max(m.now, m.until) })
+	isLate := func(p chargeRecord) bool { return p.at < max(m.now, m.until) }
+	var late []chargeRecord
+	for _, p := range m.pool {
+		if isLate(p) {
+			late = append(late, p)
+		}
+	}
+	if m.pool = slices.DeleteFunc(m.pool, isLate); late == nil {
+		return
+	}
+	slices.SortFunc(late, func(a, b chargeRecord) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.guard, b.guard)) })
+	m.removeTail()
+	m.advance(m.now)
+	for _, p := range late {
+		m.cancel(p.at+p.guard, p.cost, true)
+	}
+	m.chargeTail()
 }
 
 func (m *twin) reserve(a args) (out []int64) {
@@ -642,7 +660,6 @@ func (m *twin) reserve(a args) (out []int64) {
 	m.guardNow = max(guard, m.resolution())
 	line := m.enterLine(&a, replyAt, turnLength)
 	defer func() { out = append(line.answer(), out...) }()
-	m.dropExpired()
 	if held := max(m.now, m.until); held >= m.knownUntil {
 		return append([]int64{-1, held}, m.crossings(false)...)
 	}
@@ -1212,7 +1229,6 @@ func (m *twin) cancelReservations(a args, op string) []int64 {
 		guard = m.plan.Guard().Microseconds()
 	}
 	guard = max(guard, m.resolution())
-	m.dropExpired()
 	m.removeTail()
 	defer m.chargeTail()
 	for len(a.rest) > 0 {
@@ -1224,7 +1240,7 @@ func (m *twin) cancelReservations(a args, op string) []int64 {
 			if at > m.now && m.takeFromTail(at, guard, cost) || m.cancel(at+guard, cost, op != opRefundOld) {
 				taken++
 			}
-		case m.withdraw(at, guard, cost) || m.addToPool(at, guard, cost):
+		case m.withdraw(at, guard, cost) || m.addToPool(at, guard, cost) || m.cancel(at+guard, cost, true):
 			taken++
 		}
 	}

@@ -3,7 +3,7 @@
 -- Uses: call.lua, fixedwindow.lua, flight.lua, pause.lua, plan.lua, pool.lua, queue.lua, reading.lua,
 -- state.lua, tail.lua.
 -- Gives: ops.cancel, ops.refund, ops.refund_old.
--- Sets: guard.
+-- Sets: guard, takeBack.
 
 -- Removes a request that would land at an instant from those in flight. Returns whether it was
 -- still in flight. The request is in the first slot from that instant on with room for its cost, or
@@ -46,9 +46,9 @@ end
 
 -- Takes back a request that was not sent. Returns whether it was found. If its plan was another one, the
 -- tiers may not count it once it has landed.
-local function takeBack(at, cost, isOfPlan)
-  local lands = at + guard
-  if tail and at > now and tail.take(at, cost) or removeInFlight(lands, cost) then return true end
+function takeBack(at, ownGuard, cost, isOfPlan)
+  local lands = at + ownGuard
+  if tail and at > now and tail.take(at, ownGuard, cost) or removeInFlight(lands, cost) then return true end
   if lands > frontier or not isOfPlan then return false end
   refundLanded(lands, cost)
   return true
@@ -63,11 +63,11 @@ function ops.cancel(op)
       -- the reservation was charged to a state that is lost
     elseif at < notBefore or at == now or setBackBy ~= generation - drift or probe or estimates or op ~= 'cancel' then -- the pool has no amounts for estimates
       advance(now)
-      if takeBack(at, cost, op ~= 'refund_old') then canceled = canceled + 1 end
+      if takeBack(at, guard, cost, op ~= 'refund_old') then canceled = canceled + 1 end
       for i = 1, guard == 0 and #rules or 0 do -- the arrival was assumed
         if cost[unitOf[i]] > 0 and rules[i].doubtOpen then rules[i].doubtOpen() end
       end
-    elseif tail and tail.withdraw(at, cost) or addToPool(at, cost) then
+    elseif tail and tail.withdraw(at, cost) or addToPool(at, cost) or takeBack(at, guard, cost, true) then
       canceled = canceled + 1
     end
   end

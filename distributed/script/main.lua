@@ -172,7 +172,6 @@ local function turnTo(name, words)
   probe, probing, notBefore, news, level = flags % 8 >= 4, flags % 16 >= 8 and pause > now, max(now, pause), nil, (divMod(flags, 16))
   -- After TIME was set back, the instants of returned reservations have another meaning.
   if setBack then pool = {} end
-  if pool[1] then dropPooled(notBefore) end
   reply, crossing, isProbe, sendFrom = {now, generation, 0, 0, 0, 0, wall, written}, nil, false, now
 end
 
@@ -189,6 +188,7 @@ end
 local function decide(op)
   local takesBack = op == 'cancel' or op == 'refund' or op == 'refund_old'
   if tail then tail.commit(op ~= 'reserve' and op ~= 'budget' and op ~= 'status' and not takesBack and op ~= 'leave') end
+  if pool[1] then dropPooled(notBefore) end
   if tail and not takesBack then tail.chargeRuns() end
   if not ops[op] then defineOp(op) end
   ops[op](op)

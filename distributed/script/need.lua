@@ -1,8 +1,12 @@
 -- need.lua: defines functions that few calls need when a call needs them. A line include 'x' stands
 -- for the part x.
 -- Uses: call.lua.
--- Gives: defineOp, places, defineLeases, defineEstimates, defineBundle.
+-- Gives: defineCancel, defineOp, places, defineLeases, defineEstimates, defineBundle.
 -- Sets: crossing.
+
+local function defineCancel()
+  include 'cancel'
+end
 
 -- Defines an operation other than reserve, budget and bundle.
 local function defineOp(op)
@@ -10,7 +14,7 @@ local function defineOp(op)
     include 'pause'
     include 'reading'
   elseif op == 'cancel' or op == 'refund' or op == 'refund_old' then
-    include 'cancel'
+    defineCancel()
   elseif op == 'status' then
     include 'status'
   elseif op == 'count' then

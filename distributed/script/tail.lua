@@ -87,7 +87,7 @@ local function newTail(runs)
   end
 
   -- Takes a reservation out, which moves no other. Returns whether it was there.
-  local function take(at, ownGuard, cost)
+  function self.take(at, ownGuard, cost)
     local runs = self.runs
     for i = #runs, 1, -1 do
       local r = runs[i]
@@ -101,20 +101,18 @@ local function newTail(runs)
     return false
   end
 
-  function self.take(at, cost) return take(at, guard, cost) end
-
   -- Takes a reservation off the end, and then those at the new end that are in the pool. Returns
   -- whether the reservation was there.
   function self.withdraw(at, cost)
     local runs = self.runs
-    if not runs[1] or runs[#runs][1] ~= at or not take(at, guard, cost) then return false end
+    if not runs[1] or runs[#runs][1] ~= at or not self.take(at, guard, cost) then return false end
     while runs[1] do
       local r = runs[#runs]
       local own = {spread(r, RUN + 1, RUN + units)}
       local pooled = findPooled(r[1], own, r[3], 0, r[1])
       if not pooled or pool[pooled][2] ~= r[3] then return true end
       takePooled(pooled, r[1], own)
-      take(r[1], r[3], own)
+      self.take(r[1], r[3], own)
     end
     return true
   end
