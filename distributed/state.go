@@ -534,7 +534,8 @@ func (q *quota) releaseUnsent(b store.Decision, cost []int64) {
 // unguardedRefund is for how long after the end of a reservation with NoGuard its request is refunded.
 const unguardedRefund = time.Second
 
-// isRefundable reports whether a request that was not sent is refunded: until its guard has passed.
+// isRefundable reports whether a request is refunded whose caller may have sent it: until its guard has
+// passed.
 func isRefundable(a *store.Reservation, now time.Time) bool {
 	if a.Guard == 0 {
 		return a.End.Add(unguardedRefund).After(now)
@@ -559,7 +560,7 @@ func (q *quota) refund(reserved []store.Decision, lends bool) {
 	}
 	back, future := make(map[alike][]*store.Reservation), false
 	for _, b := range reserved {
-		if a := b.Reservation; a != nil && a.State == state && isRefundable(a, now) {
+		if a := b.Reservation; a != nil && a.State == state && (lends || isRefundable(a, now)) {
 			of := alike{a.Guard, a.Clock}
 			back[of] = append(back[of], a)
 			future = future || a.Start.After(now)

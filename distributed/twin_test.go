@@ -220,26 +220,26 @@ func (m *twin) reserveAt(at, guard, good int64, cost []int64) {
 
 // withdraw removes a charge from the end of the tail, and then charges before it that were returned
 // earlier.
-func (m *twin) withdraw(at, good int64, cost []int64) bool {
-	if n := len(m.tail); n == 0 || m.tail[n-1].at != at || !m.takeFromTail(at, good, cost) {
+func (m *twin) withdraw(at, guard int64, cost []int64) bool {
+	if n := len(m.tail); n == 0 || m.tail[n-1].at != at || !m.takeFromTail(at, guard, cost) {
 		return false
 	}
 	for len(m.tail) > 0 {
 		last := m.tail[len(m.tail)-1]
-		lent := slices.IndexFunc(m.pool, func(p chargeRecord) bool { return p.at == last.at && p.guard == last.good && covers(p.cost, last.cost) })
+		lent := slices.IndexFunc(m.pool, func(p chargeRecord) bool { return p.at == last.at && p.guard == last.guard && covers(p.cost, last.cost) })
 		if lent < 0 {
 			break
 		}
 		m.lend(lent, last.cost)
-		m.takeFromTail(last.at, last.good, last.cost)
+		m.takeFromTail(last.at, last.guard, last.cost)
 	}
 	return true
 }
 
 // takeFromTail removes a charge from the tail.
-func (m *twin) takeFromTail(at, good int64, cost []int64) bool {
+func (m *twin) takeFromTail(at, guard int64, cost []int64) bool {
 	for n := len(m.tail) - 1; n >= 0; n-- {
-		if c := m.tail[n]; c.at == at && c.good == good && slices.Equal(c.cost, cost) {
+		if c := m.tail[n]; c.at == at && c.guard == guard && slices.Equal(c.cost, cost) {
 			m.tail = slices.Concat(m.tail[:n], m.tail[n+1:])
 			return true
 		}
