@@ -226,7 +226,9 @@ func (m *twin) withdraw(at, guard int64, cost []int64) bool {
 	}
 	for len(m.tail) > 0 {
 		last := m.tail[len(m.tail)-1]
-		lent := slices.IndexFunc(m.pool, func(p chargeRecord) bool { return p.at == last.at && p.guard == last.guard && covers(p.cost, last.cost) })
+		lent := slices.IndexFunc(m.pool, func(p chargeRecord) bool {
+			return p.at == last.at && p.guard == last.guard && covers(p.cost, last.cost)
+		})
 		if lent < 0 {
 			break
 		}
@@ -1324,15 +1326,36 @@ func (m *twin) cancel(lands int64, cost []int64, isOfPlan bool) bool {
 		}
 	}
 	own := algorithms.Flight(lands >> m.plan.Resolution())
-	slices.Sort(m.flights)
-	for _, f := range slices.Compact(m.flights) {
-		if c := m.ledger.Clone(); f >= own && lands > m.frontier && c.Cancel(m.moment(m.frontier), f, known) {
-			m.ledger = &c
-			return true
-		}
+	if lands > m.frontier && m.removeInFlight(own, known) {
+		return true
 	}
 	m.ledger.Cancel(m.moment(m.frontier), algorithms.Landed, known)
 	return isOfPlan && lands <= m.frontier && m.ledger.Cancel(m.moment(lands>>m.plan.Resolution()<<m.plan.Resolution()-1), own, known)
+}
+
+// removeInFlight removes a cost from the first flights from an instant on, if they contain it.
+func (m *twin) removeInFlight(first algorithms.Flight, cost []int64) bool {
+	ledger := m.ledger.Clone()
+	slices.Sort(m.flights)
+	for u, left := range cost {
+		for _, f := range slices.Compact(slices.Clone(m.flights)) {
+			some := make([]int64, len(cost))
+			most := sort.Search(int(left), func(n int) bool { // as many as the flight contains
+				c := ledger.Clone()
+				some[u] = int64(n) + 1
+				return f < first || !c.Cancel(m.moment(m.frontier), f, some)
+			})
+			if some[u] = int64(most); most > 0 {
+				ledger.Cancel(m.moment(m.frontier), f, some)
+				left -= some[u]
+			}
+		}
+		if left > 0 {
+			return false
+		}
+	}
+	m.ledger = &ledger
+	return true
 }
 
 func (m *twin) observe(a args) {

@@ -6,30 +6,27 @@
 -- Sets: guard, takeBack.
 
 -- Removes a request that would land at an instant from those in flight. Returns whether it was
--- still in flight. The request is in the first slot from that instant on with room for its cost, or
--- in a later slot that an earlier charge has moved; the other requests of the slot land no sooner
--- than before.
+-- still in flight. Its units are in one of the slots from that instant on, because an earlier charge may
+-- have a longer guard. They are taken from the first ones, so what remains lands no sooner than before.
 local function removeInFlight(lands, cost)
-  local found
   if lands <= frontier then return false end
-  for i = slots.last, slots.first, -1 do
-    local s = record(slots, i)
-    local at = slots[s + 1]
-    if at - at % resolution < lands - lands % resolution then break end
-    local fits = true
-    for u = 1, units do
-      if not estimated[u] and slots[s + 1 + u] < cost[u] then fits = false end
-    end
-    if fits then found = i end
-  end
-  if not found then return false end
-  local s = record(slots, found)
+  local first = slots.last + 1
+  while first > slots.first and landing(first - 1, 0) >= lands - lands % resolution do first = first - 1 end
   for u = 1, units do
-    if not estimated[u] then
-      slots[s + 1 + u], inFlight[u] = slots[s + 1 + u] - cost[u], inFlight[u] - cost[u]
+    local missing = estimated[u] and 0 or cost[u]
+    for i = first, slots.last do missing = missing - slots[record(slots, i) + 1 + u] end
+    if missing > 0 then return false end
+  end
+  rewrite(slots, first)
+  for u = 1, units do
+    local left, i = estimated[u] and 0 or cost[u], first
+    inFlight[u] = inFlight[u] - left
+    while left > 0 do
+      local s = record(slots, i)
+      local less = min(left, slots[s + 1 + u])
+      slots[s + 1 + u], left, i = slots[s + 1 + u] - less, left - less, i + 1
     end
   end
-  rewrite(slots, found)
   return true
 end
 
