@@ -183,6 +183,9 @@ func (l *Limiter) reserveThrough(ctx context.Context, s *scope, rev *revision, d
 	if err = store.ErrApart; !free && !l.isShared() {
 		err = l.joinAtOnce(ctx, s, part, giveUp, a)
 	}
+	if err == store.ErrApart && part.waited == nil { // MaxWait goes on when it asks an outer scope again
+		part.waited = make(map[*scope]time.Duration)
+	}
 	for err == store.ErrApart {
 		err = l.holdOne(ctx, s, part, giveUp, free, a)
 	}

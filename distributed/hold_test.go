@@ -219,6 +219,38 @@ func TestHoldFar(t *testing.T) {
 	}
 }
 
+// TestHoldOuterMaxWait checks that MaxWait of the quota around does not begin anew when the inner one has no room for
+// a request that waited there.
+func TestHoldOuterMaxWait(t *testing.T) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		l, o, _ := insideLocal(t, s, ms, throttle.Policy{Tiers: []throttle.Tier{atOnce(1)}},
+			throttle.Policy{Tiers: []throttle.Tier{per(4*sec, 1, throttle.SlidingLog)}, MaxWait: 11 * sec})
+		_ = o.Wait(t.Context())
+		p, err := l.Acquire(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		go func() { // takes what is returned
+			for ctx.Err() == nil {
+				if o.Wait(ctx) != nil {
+					time.Sleep(sec)
+				}
+			}
+		}()
+		time.Sleep(sec)
+		began := time.Now()
+		_, err = l.Acquire(ctx, nil)
+		if waited := time.Since(began); !errors.Is(err, throttle.ErrDeadline) || waited > 13*sec {
+			t.Errorf("got %v after %v, want ErrDeadline after 11 s", err, waited)
+		}
+		p.Release()
+		cancel()
+		time.Sleep(sec)
+	})
+}
+
 // TestHoldMaxWait checks that the wait in the second side ends with MaxWait.
 func TestHoldMaxWait(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
