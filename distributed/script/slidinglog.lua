@@ -66,9 +66,11 @@ local function slidingLog(unit, limit, window, unaligned)
   function rule.used(now) return stampsAfter(now - window) end
 
   -- Removes the oldest of the stamps from an instant on: takes all of them off, and lands the others again.
+  -- Units that have yet to land, in a slot of a longer guard, leave later than the stamps before that instant,
+  -- which are then removed instead.
   function rule.refund(now, from, n)
     if from + window <= now then return end
-    local off = stampsAfter(from - 1)
+    local off = max(stampsAfter(from - 1), min(n, length))
     local kept, run = {}, #upTo
     for i = 0, off - n - 1 do
       while run > 1 and upTo[run - 1] >= added - i do run = run - 1 end
