@@ -531,16 +531,14 @@ func (q *quota) releaseUnsent(b store.Decision, cost []int64) {
 	q.leases.settle(q.plan, cost, nil, nil)
 }
 
-// unguardedRefund is for how long after the end of a reservation with NoGuard its request is refunded.
-const unguardedRefund = time.Second
-
-// isRefundable reports whether a request is refunded whose caller may have sent it: until its guard has
-// passed.
-func isRefundable(a *store.Reservation, now time.Time) bool {
-	if a.Guard == 0 {
-		return a.End.Add(unguardedRefund).After(now)
+// refundableUntil returns until when a request is refunded. A caller may have sent it and report otherwise: then
+// it is until its guard has passed. A reservation that no caller has used may be returned later, because
+// callers wake up late.
+func refundableUntil(a *store.Reservation, unused bool) time.Time {
+	if unused || a.Guard == 0 {
+		return a.End.Add(a.Guard + latestWake)
 	}
-	return a.Start.Add(a.Guard).After(now)
+	return a.Start.Add(a.Guard)
 }
 
 // refund returns times to Redis. If lends is true, the next request that fits takes over a future
@@ -560,7 +558,7 @@ func (q *quota) refund(reserved []store.Decision, lends bool) {
 	}
 	back, future := make(map[alike][]*store.Reservation), false
 	for _, b := range reserved {
-		if a := b.Reservation; a != nil && a.State == state && (lends || isRefundable(a, now)) {
+		if a := b.Reservation; a != nil && a.State == state && refundableUntil(a, lends).After(now) {
 			of := alike{a.Guard, a.Clock}
 			back[of] = append(back[of], a)
 			future = future || a.Start.After(now)

@@ -1,5 +1,5 @@
 -- pool.lua: returned reservations. Units: µs.
--- Uses: cancel.lua, flight.lua, need.lua, plan.lua, rule.lua, state.lua.
+-- Uses: flight.lua, need.lua, plan.lua, rule.lua, state.lua.
 -- Gives: LENT, POOLED, pool, takeBack, addToPool, dropPooled, findPooled, takePooled.
 --
 -- Returned reservations stay charged in every tier until their time has passed. So the next request of no
