@@ -50,7 +50,13 @@ func TestConflictsLoseNothing(t *testing.T) {
 				t.Run(fmt.Sprintf("%s, %s, %v", n.name, name, a), func(t *testing.T) {
 					t.Parallel()
 					bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
-						playConflicts(t, s, n, guard, per(24*hour, 10_000, a))
+						c := playConflicts(t, s, n, guard, per(24*hour, 10_000, a), nil)
+						if c.used[1] != c.sent || c.used[2] != c.tokens {
+							t.Errorf("inner: got %d requests and %d tokens used, want %d and %d", c.used[1], c.used[2], c.sent, c.tokens)
+						}
+						if c.used[4] != c.sent+c.around || c.used[5] != c.tokens {
+							t.Errorf("outer: got %d requests and %d tokens used, want %d and %d", c.used[4], c.used[5], c.sent+c.around, c.tokens)
+						}
 					})
 				})
 			}
@@ -58,7 +64,47 @@ func TestConflictsLoseNothing(t *testing.T) {
 	}
 }
 
-func playConflicts(t *testing.T, s *miniredis.Miniredis, n nesting, guard time.Duration, day throttle.Tier) {
+// TestConflictsForgetNothing checks that the quotas count at least what was sent when policies change between
+// the charge and the refund, and when the server is away for some of the refunds.
+func TestConflictsForgetNothing(t *testing.T) {
+	t.Parallel()
+	for _, a := range []throttle.Algorithm{throttle.SlidingLog, throttle.FixedWindow} {
+		day := per(24*hour, 10_000, a)
+		for name, disturb := range map[string]func(i int64, s *miniredis.Miniredis, l *throttle.Limiter){
+			"SetPolicy": func(i int64, _ *miniredis.Miniredis, l *throttle.Limiter) {
+				_ = l.SetPolicy(context.Background(), throttle.Policy{Name: "inner", MaxWait: 3 * sec,
+					Tiers: []throttle.Tier{throttle.PerSecond(10 + i%2), day, throttle.Budget(1_000_000, "tokens", throttle.Day)}})
+			},
+			"outages": func(i int64, s *miniredis.Miniredis, _ *throttle.Limiter) {
+				s.SetError([]string{"", "LOADING Redis is loading the dataset in memory"}[i%2])
+			},
+		} {
+			t.Run(fmt.Sprintf("%s, %v", name, a), func(t *testing.T) {
+				t.Parallel()
+				bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+					c := playConflicts(t, s, nestings[0], 0, day, func(ctx context.Context, l *throttle.Limiter) {
+						for i := int64(0); ctx.Err() == nil || i%2 != 0; i++ {
+							time.Sleep(700 * ms)
+							disturb(i, s, l)
+						}
+						s.SetError("")
+					})
+					if c.used[1] < c.sent || c.used[2] < c.tokens || c.used[4] < c.sent+c.around || c.used[5] < c.tokens {
+						t.Errorf("got %d used, want at least %d requests and %d tokens, and outside %d more", c.used, c.sent, c.tokens, c.around)
+					}
+				})
+			})
+		}
+	}
+}
+
+// conflicts are what callers have sent, with the quotas and around them, and what each tier has used.
+type conflicts struct {
+	sent, tokens, around int64
+	used                 []int64
+}
+
+func playConflicts(t *testing.T, s *miniredis.Miniredis, n nesting, guard time.Duration, day throttle.Tier, disturb func(context.Context, *throttle.Limiter)) conflicts {
 	inner := throttle.Policy{Guard: guard, Tiers: []throttle.Tier{throttle.PerSecond(10), day, throttle.Budget(1_000_000, "tokens", throttle.Day)}, MaxWait: 3 * sec}
 	outer := throttle.Policy{Guard: guard, Tiers: []throttle.Tier{per(10*sec, 60, throttle.SlidingLog), day, throttle.Budget(1_000_000, "tokens", throttle.Day)}, MaxQueue: 6}
 	l, o := n.open(t, s, 5*ms, inner, outer)
@@ -99,20 +145,18 @@ func playConflicts(t *testing.T, s *miniredis.Miniredis, n nesting, guard time.D
 			time.Sleep(rand.N(sec))
 		}
 	})
+	if disturb != nil {
+		all.Go(func() { disturb(ctx, l) })
+	}
 	all.Wait()
 	time.Sleep(15 * sec) // returned times count until they have passed
 	status, err := l.Status(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d requests and %d tokens sent, and %d more outside; %+v", sent.Load(), tokens.Load(), around.Load(), usedOf(status))
-	used := usedOf(status)
-	if used[1] != sent.Load() || used[2] != tokens.Load() {
-		t.Errorf("inner: got %d requests and %d tokens used, want %d and %d", used[1], used[2], sent.Load(), tokens.Load())
-	}
-	if used[4] != sent.Load()+around.Load() || used[5] != tokens.Load() {
-		t.Errorf("outer: got %d requests and %d tokens used, want %d and %d", used[4], used[5], sent.Load()+around.Load(), tokens.Load())
-	}
+	c := conflicts{sent.Load(), tokens.Load(), around.Load(), usedOf(status)}
+	t.Logf("%+v", c)
+	return c
 }
 
 func usedOf(s throttle.Status) (used []int64) {
