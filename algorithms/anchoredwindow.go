@@ -97,6 +97,12 @@ func (r *anchoredWindow) proveOpen(l *Ledger, since, by int64) {
 	}
 }
 
+func (r *anchoredWindow) refund(l *Ledger, now Moment, from, n int64) {
+	if lo, _ := r.lohi(l); from >= *lo-r.window { // else another window has opened since
+		r.slidingWindow.refund(l, now, from, n)
+	}
+}
+
 // doubtOpen records that it is unknown whether the window is open. The next request that lands proves
 // it again.
 func (r *anchoredWindow) doubtOpen(l *Ledger) {

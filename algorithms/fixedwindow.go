@@ -213,6 +213,12 @@ func (r *fixedWindow) forget(l *Ledger, now Moment, keep int64) {
 	}
 }
 
+func (r *fixedWindow) refund(l *Ledger, now Moment, from, n int64) {
+	if number, last := r.landed(l); !r.ended(now, number, last) && r.number(now.on(from)) == number {
+		l.word[r.word+1] -= min(n, l.word[r.word+1])
+	}
+}
+
 func (r *fixedWindow) fresh(l *Ledger, now Moment) int64 {
 	if r.used(l, now) == 0 {
 		return now.At

@@ -154,6 +154,14 @@ func (r *bucket) forget(l *Ledger, now Moment, keep int64) {
 	}
 }
 
+// refund takes back the time in which the units surely have not drained: without them, the bucket may
+// have been empty ever since they landed.
+func (r *bucket) refund(l *Ledger, now Moment, from, n int64) {
+	step, _ := mulDiv(n, r.window, r.limit)
+	t := &l.word[r.word]
+	*t -= max(0, min(step-(now.At-from), *t-now.At))
+}
+
 func (r *bucket) fresh(l *Ledger, now Moment) int64 {
 	t := r.tat(l)
 	if t.part > 0 {

@@ -294,12 +294,18 @@ func (l *Ledger) Arrived(now Moment, f Flight, cost []int64) {
 	}
 }
 
-// Cancel refunds a request that was never sent, and reports whether it was still in flight. If
-// its guard has passed, the provider may have counted the request, and Cancel refunds only its
-// estimates and its places in concurrency tiers.
+// Cancel refunds a request that was never sent, and reports whether its guard had not passed by now. If
+// the guard has passed, the provider may have counted the request, and Cancel refunds only its
+// estimates and its places in concurrency tiers. The request may have landed before, because a charge
+// of a later moment has moved the ledger's clock.
 func (l *Ledger) Cancel(now Moment, f Flight, cost []int64) (inTime bool) {
-	l.advance(now)
+	called := now.At
+	now = l.advance(now)
 	inTime = l.removeInFlight(f, cost)
+	if lands := int64(f) << l.plan.resolution; !inTime && f > Landed && called < lands && lands <= now.At {
+		l.refundLanded(now, lands, cost)
+		inTime = true
+	}
 	if f == Landed && l.plan.guard == 0 { // its arrival was assumed
 		for _, r := range l.plan.anchored {
 			if cost[r.unit] > 0 {
@@ -312,6 +318,20 @@ func (l *Ledger) Cancel(now Moment, f Flight, cost []int64) (inTime bool) {
 	}
 	l.Release(cost)
 	return inTime
+}
+
+// refundLanded takes back a request that has landed at from or later. A tier with a report keeps the
+// units, because the report was compared with them.
+func (l *Ledger) refundLanded(now Moment, from int64, cost []int64) {
+	l.DropCredit()
+	for i, rule := range l.plan.rules {
+		n := cost[l.plan.unit[i]]
+		r, ok := rule.(refunder)
+		if !ok || n == 0 || l.plan.estimated[l.plan.unit[i]] || l.readings != nil && (*l.readings)[i].at > 0 {
+			continue
+		}
+		r.refund(l, now, from, n)
+	}
 }
 
 // Release frees the places of a request in concurrency tiers.

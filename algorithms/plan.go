@@ -64,6 +64,12 @@ type rule interface {
 	sound(l *Ledger) bool
 }
 
+// A refunder is a rule that can take back n units that have landed at from or later, as far as they still
+// count. Where it can't tell them from others, it takes back those that leave no later, or less.
+type refunder interface {
+	refund(l *Ledger, now Moment, from, n int64)
+}
+
 // A sender is a rule that also records n units when they are admitted, before they are in
 // flight.
 type sender interface {

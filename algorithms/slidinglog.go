@@ -115,6 +115,19 @@ func (r *slidingLog) retract(l *Ledger, from, n int64) (taken int64) {
 	return taken
 }
 
+// refund removes the oldest of the stamps from an instant on. Units that have yet to land, in a slot of a
+// longer guard, leave later than the stamps before that instant, which are then removed instead.
+func (r *slidingLog) refund(l *Ledger, now Moment, from, n int64) {
+	if r.leaves(l, from) <= now.At {
+		return
+	}
+	kept := r.stamps(l)
+	first, _ := slices.BinarySearch(kept, from)
+	n = min(n, int64(len(kept)))
+	first = min(first, len(kept)-int(n))
+	*l.ring(r.site), l.word[r.word] = slices.Delete(kept, first, first+int(n)), 0
+}
+
 // stamps returns a copy of all stamps, the oldest first.
 func (r *slidingLog) stamps(l *Ledger) []int64 {
 	ring, oldest := *l.ring(r.site), l.word[r.word]

@@ -115,6 +115,28 @@ func (r *slidingWindow) retract(l *Ledger, from, n int64) (taken int64) {
 	return taken
 }
 
+// refund takes the units out of the oldest groups from an instant on, and then, as slidingLog.refund does,
+// out of the groups before it.
+func (r *slidingWindow) refund(l *Ledger, now Moment, from, n int64) {
+	groups, total := l.ring(r.site), &l.word[r.word]
+	if r.leaves(l, from) <= now.At {
+		return
+	}
+	for g := *groups; len(g) > 0 && n > 0; g = g[2:] {
+		if g[0] >= from {
+			less := min(n, g[1])
+			n, g[1], *total = n-less, g[1]-less, *total-less
+		}
+	}
+	for i := len(*groups) - 2; i >= 0 && n > 0; i -= 2 {
+		less := min(n, (*groups)[i+1])
+		n, (*groups)[i+1], *total = n-less, (*groups)[i+1]-less, *total-less
+	}
+	for last := len(*groups) - 2; last >= 0 && (*groups)[last+1] == 0; last -= 2 {
+		*groups = (*groups)[:last]
+	}
+}
+
 func (r *slidingWindow) fresh(l *Ledger, now Moment) int64 {
 	if groups := *l.ring(r.site); len(groups) > 0 {
 		return r.leaves(l, groups[len(groups)-2])

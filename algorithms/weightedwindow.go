@@ -147,6 +147,16 @@ func (r *weightedWindow) forget(l *Ledger, now Moment, keep int64) {
 	}
 }
 
+func (r *weightedWindow) refund(l *Ledger, now Moment, from, n int64) {
+	w := l.word[r.word:]
+	switch r.index(now.on(from)) {
+	case w[0]:
+		w[1] -= min(n, w[1])
+	case w[0] - 1:
+		w[2] -= min(n, w[2])
+	}
+}
+
 func (r *weightedWindow) fresh(l *Ledger, now Moment) int64 {
 	c := r.counts(l, now)
 	for c.current > 0 || c.previous > 0 {

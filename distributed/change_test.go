@@ -173,8 +173,12 @@ func TestChangeVoidsReservations(t *testing.T) {
 		}
 		q.(store.Reserver).Cancel(answers)
 		time.Sleep(100 * ms)
+		if got := used(t, successor(q)); got["requests"] != 5 {
+			t.Errorf("got %v charged, want the five requests of this window", got)
+		}
+		time.Sleep(2 * sec)
 		if got := used(t, successor(q)); got["requests"] != 0 {
-			t.Errorf("got %v charged, want no requests", got)
+			t.Errorf("got %v charged in the next window, want no requests", got)
 		}
 	})
 }

@@ -219,6 +219,34 @@ func TestHoldFar(t *testing.T) {
 	}
 }
 
+// TestHoldOuterMaxWait checks that MaxWait of the quota around does not begin anew each time the inner one has no
+// room for a request that waited there.
+func TestHoldOuterMaxWait(t *testing.T) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		l, o, _ := insideLocal(t, s, ms, throttle.Policy{Tiers: []throttle.Tier{atOnce(1)}},
+			throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(100)}, MaxWait: 5 * sec})
+		_ = o.Pause(t.Context(), 2*sec)
+		p, err := l.Acquire(t.Context(), nil) // which learns that the outer quota is slower
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 20*sec)
+		defer cancel()
+		go func() {
+			for ctx.Err() == nil { // the caller waits around for most of each second
+				_ = o.Pause(ctx, 800*ms)
+				time.Sleep(sec)
+			}
+		}()
+		if _, err = l.Acquire(ctx, nil); !errors.Is(err, throttle.ErrDeadline) {
+			t.Errorf("got %v, want ErrDeadline for the MaxWait of 5 s", err)
+		}
+		p.Release()
+		cancel()
+		time.Sleep(sec)
+	})
+}
+
 // TestHoldMaxWait checks that the wait in the second side ends with MaxWait.
 func TestHoldMaxWait(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {

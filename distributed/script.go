@@ -29,18 +29,19 @@ var scriptParts = []string{
 
 // The operations of the script. The header of script/main.lua lists their arguments and replies.
 const (
-	opReserve  = "reserve"   // reserves requests, each behind the decisions before it
-	opBudget   = "budget"    // as opReserve, for a plan with budgets
-	opBundle   = "bundle"    // reserves the same times in several quotas
-	opCancel   = "cancel"    // returns reservations, which other requests may take over
-	opRefund   = "refund"    // returns reservations of another plan
-	opLease    = "lease"     // reports the held amounts
-	opPause    = "pause"     // pauses the fleet
-	opEndPause = "end_pause" // ends a pause, or the wait for a probe
-	opObserve  = "observe"   // compares the counts that a response reports with the quota's own
-	opStatus   = "status"    // reports the use of each tier
-	opCount    = "count"     // charges what the provider has counted already
-	opLeave    = "leave"     // gives back a turn
+	opReserve   = "reserve"    // reserves requests, each behind the decisions before it
+	opBudget    = "budget"     // as opReserve, for a plan with budgets
+	opBundle    = "bundle"     // reserves the same times in several quotas
+	opCancel    = "cancel"     // returns reservations, which other requests may take over
+	opRefund    = "refund"     // takes back requests that were not sent
+	opRefundOld = "refund_old" // the same for requests under another plan
+	opLease     = "lease"      // reports the held amounts
+	opPause     = "pause"      // pauses the fleet
+	opEndPause  = "end_pause"  // ends a pause, or the wait for a probe
+	opObserve   = "observe"    // compares the counts that a response reports with the quota's own
+	opStatus    = "status"     // reports the use of each tier
+	opCount     = "count"      // charges what the provider has counted already
+	opLeave     = "leave"      // gives back a turn
 )
 
 // The library of the parts, its name as a script, and its name as a function, which no other

@@ -531,10 +531,20 @@ func (q *quota) releaseUnsent(b store.Decision, cost []int64) {
 	q.leases.settle(q.plan, cost, nil, nil)
 }
 
+// refundableUntil returns until when a request is refunded. A caller may have sent it and report otherwise: then
+// it is until its guard has passed. A reservation that no caller has used may be returned later, because
+// callers wake up late.
+func refundableUntil(a *store.Reservation, unused bool) time.Time {
+	if unused || a.Guard == 0 {
+		return a.End.Add(a.Guard + latestWake)
+	}
+	return a.Start.Add(a.Guard)
+}
+
 // refund returns times to Redis. If lends is true, the next request that fits takes over a future
-// time. Any other time is refunded by removing its request from those in flight. A failed call is
-// not repeated, because Redis would hand out twice what was returned twice. With leases, refund
-// blocks for the turn.
+// time. Any other request is refunded, also if Redis has landed it because other requests are reserved
+// further ahead. A failed call is not repeated, because Redis would hand out twice what was returned
+// twice. With leases, refund blocks for the turn.
 func (q *quota) refund(reserved []store.Decision, lends bool) {
 	now := time.Now()
 	newest := q.newest()
@@ -548,7 +558,7 @@ func (q *quota) refund(reserved []store.Decision, lends bool) {
 	}
 	back, future := make(map[alike][]*store.Reservation), false
 	for _, b := range reserved {
-		if a := b.Reservation; a != nil && a.State == state && a.Start.Add(a.Guard).After(now) {
+		if a := b.Reservation; a != nil && a.State == state && refundableUntil(a, lends).After(now) {
 			of := alike{a.Guard, a.Clock}
 			back[of] = append(back[of], a)
 			future = future || a.Start.After(now)
@@ -563,7 +573,9 @@ func (q *quota) refund(reserved []store.Decision, lends bool) {
 		for some := range slices.Chunk(all, mostACall) {
 			n, _ := q.lockNewest(context.Background())
 			op := opCancel
-			if n != q || !lends && of.guard > 0 {
+			if n != q {
+				op = opRefundOld
+			} else if !lends {
 				op = opRefund
 			}
 			args := append(n.begin(op, 3+len(some)*(1+len(n.plan.Units()))), generation, of.clock, micros(of.guard))

@@ -220,29 +220,33 @@ func (m *twin) reserveAt(at, guard, good int64, cost []int64) {
 
 // withdraw removes a charge from the end of the tail, and then charges before it that were returned
 // earlier.
-func (m *twin) withdraw(at, good int64, cost []int64) bool {
-	takeLast := func(at, good int64, cost []int64) bool {
-		for n := len(m.tail) - 1; n >= 0 && m.tail[n].at == at; n-- {
-			if m.tail[n].good == good && slices.Equal(m.tail[n].cost, cost) {
-				m.tail = slices.Concat(m.tail[:n], m.tail[n+1:])
-				return true
-			}
-		}
-		return false
-	}
-	if !takeLast(at, good, cost) {
+func (m *twin) withdraw(at, guard int64, cost []int64) bool {
+	if n := len(m.tail); n == 0 || m.tail[n-1].at != at || !m.takeFromTail(at, guard, cost) {
 		return false
 	}
 	for len(m.tail) > 0 {
 		last := m.tail[len(m.tail)-1]
-		lent := slices.IndexFunc(m.pool, func(p chargeRecord) bool { return p.at == last.at && p.guard == last.good && covers(p.cost, last.cost) })
+		lent := slices.IndexFunc(m.pool, func(p chargeRecord) bool {
+			return p.at == last.at && p.guard == last.guard && covers(p.cost, last.cost)
+		})
 		if lent < 0 {
 			break
 		}
 		m.lend(lent, last.cost)
-		takeLast(last.at, last.good, last.cost)
+		m.takeFromTail(last.at, last.guard, last.cost)
 	}
 	return true
+}
+
+// takeFromTail removes a charge from the tail.
+func (m *twin) takeFromTail(at, guard int64, cost []int64) bool {
+	for n := len(m.tail) - 1; n >= 0; n-- {
+		if c := m.tail[n]; c.at == at && c.guard == guard && slices.Equal(c.cost, cost) {
+			m.tail = slices.Concat(m.tail[:n], m.tail[n+1:])
+			return true
+		}
+	}
+	return false
 }
 
 func (m *twin) moment(at int64) algorithms.Moment {
@@ -376,17 +380,18 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	}
 	var own []int64
 	m.closed = false
-	m.commitTail(stepped || !slices.Contains([]string{opReserve, opBudget, opStatus, opCancel, opLeave}, s.op) || !m.mayTrail())
+	m.commitTail(stepped || !slices.Contains([]string{opReserve, opBudget, opStatus, opCancel, opRefund, opRefundOld, opLeave}, s.op) || !m.mayTrail())
 	if stepped { // each call corrects the windows of a wrong date, also one that decides nothing
 		m.advance(m.frontier)
 	}
+	m.dropExpired()
 	switch s.op {
 	case opReserve:
 		own = m.reserve(args{s.args})
 	case opBudget:
 		own = m.reserve(args{s.args[1+s.args[0]:]})
-	case opCancel, opRefund:
-		own = m.cancelReservations(args{s.args}, s.op == opCancel)
+	case opCancel, opRefund, opRefundOld:
+		own = m.cancelReservations(args{s.args}, s.op)
 	case opPause:
 		own = m.pause(args{s.args})
 	case opEndPause:
@@ -618,8 +623,25 @@ func (m *twin) resolution() int64 {
 // setBack returns how far TIME was set back since the state began.
 func (m *twin) setBack() int64 { return m.gen + m.now - m.wall }
 
+// dropExpired takes back the returned reservations whose time has passed.
 func (m *twin) dropExpired() {
-	m.pool = slices.DeleteFunc(m.pool, func(p chargeRecord) bool { return p.at < max(m.now, m.until) })
+	isLate := func(p chargeRecord) bool { return p.at < max(m.now, m.until) }
+	var late []chargeRecord
+	for _, p := range m.pool {
+		if isLate(p) {
+			late = append(late, p)
+		}
+	}
+	if m.pool = slices.DeleteFunc(m.pool, isLate); late == nil {
+		return
+	}
+	slices.SortFunc(late, func(a, b chargeRecord) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.guard, b.guard)) })
+	m.removeTail()
+	m.advance(m.now)
+	for _, p := range late {
+		m.cancel(p.at+p.guard, p.cost, true)
+	}
+	m.chargeTail()
 }
 
 func (m *twin) reserve(a args) (out []int64) {
@@ -640,7 +662,6 @@ func (m *twin) reserve(a args) (out []int64) {
 	m.guardNow = max(guard, m.resolution())
 	line := m.enterLine(&a, replyAt, turnLength)
 	defer func() { out = append(line.answer(), out...) }()
-	m.dropExpired()
 	if held := max(m.now, m.until); held >= m.knownUntil {
 		return append([]int64{-1, held}, m.crossings(false)...)
 	}
@@ -1204,25 +1225,24 @@ func (m *twin) crossings(reserved bool) (out []int64) {
 	return out
 }
 
-func (m *twin) cancelReservations(a args, lends bool) []int64 {
+func (m *twin) cancelReservations(a args, op string) []int64 {
 	gen, back, guard, taken := a.next(), a.next(), a.next(), int64(0)
 	if guard == 0 {
 		guard = m.plan.Guard().Microseconds()
 	}
 	guard = max(guard, m.resolution())
-	m.dropExpired()
 	m.removeTail()
 	defer m.chargeTail()
 	for len(a.rest) > 0 {
 		at, cost := a.next(), a.cost(len(m.plan.Units()))
 		switch {
 		case gen != m.gen:
-		case at <= m.now || at < m.until || back != m.setBack() || m.probe || m.estimates || !lends:
+		case at <= m.now || at < m.until || back != m.setBack() || m.probe || m.estimates || op != opCancel:
 			m.advance(m.now)
-			if m.cancel(at+guard, cost) {
+			if at > m.now && m.takeFromTail(at, guard, cost) || m.cancel(at+guard, cost, op != opRefundOld) {
 				taken++
 			}
-		case m.withdraw(at, guard, cost) || m.addToPool(at, guard, cost):
+		case m.withdraw(at, guard, cost) || m.addToPool(at, guard, cost) || m.cancel(at+guard, cost, true):
 			taken++
 		}
 	}
@@ -1297,8 +1317,8 @@ func plus(a, b []int64, times int64) []int64 {
 }
 
 // cancel removes a request from the requests in flight, except for its estimates, which its lease
-// reports.
-func (m *twin) cancel(lands int64, cost []int64) bool {
+// reports. If isOfPlan is true, it also takes back a request that has landed.
+func (m *twin) cancel(lands int64, cost []int64, isOfPlan bool) bool {
 	known := slices.Clone(cost)
 	for u := range known {
 		if m.plan.Estimated(u) {
@@ -1306,15 +1326,36 @@ func (m *twin) cancel(lands int64, cost []int64) bool {
 		}
 	}
 	own := algorithms.Flight(lands >> m.plan.Resolution())
-	slices.Sort(m.flights)
-	for _, f := range slices.Compact(m.flights) {
-		if c := m.ledger.Clone(); f >= own && lands > m.frontier && c.Cancel(m.moment(m.frontier), f, known) {
-			m.ledger = &c
-			return true
-		}
+	if lands > m.frontier && m.removeInFlight(own, known) {
+		return true
 	}
 	m.ledger.Cancel(m.moment(m.frontier), algorithms.Landed, known)
-	return false
+	return isOfPlan && lands <= m.frontier && m.ledger.Cancel(m.moment(lands>>m.plan.Resolution()<<m.plan.Resolution()-1), own, known)
+}
+
+// removeInFlight removes a cost from the first flights from an instant on, if they contain it.
+func (m *twin) removeInFlight(first algorithms.Flight, cost []int64) bool {
+	ledger := m.ledger.Clone()
+	slices.Sort(m.flights)
+	for u, left := range cost {
+		for _, f := range slices.Compact(slices.Clone(m.flights)) {
+			some := make([]int64, len(cost))
+			most := sort.Search(int(left), func(n int) bool { // as many as the flight contains
+				c := ledger.Clone()
+				some[u] = int64(n) + 1
+				return f < first || !c.Cancel(m.moment(m.frontier), f, some)
+			})
+			if some[u] = int64(most); most > 0 {
+				ledger.Cancel(m.moment(m.frontier), f, some)
+				left -= some[u]
+			}
+		}
+		if left > 0 {
+			return false
+		}
+	}
+	m.ledger = &ledger
+	return true
 }
 
 func (m *twin) observe(a args) {
@@ -1823,7 +1864,7 @@ func playFile(t *testing.T, s *subject, file string) {
 			case opBudget:
 				n := int(1 + st.args[0])
 				st.args = slices.Insert(slices.Insert(st.args, n+3, 0, 0, 0), n+1, 0)
-			case opCancel, opRefund: // the clock does not step
+			case opCancel, opRefund, opRefundOld: // the clock does not step
 				st.args = slices.Insert(st.args, 1, 0)
 			}
 			want, err := m.answer(at, st)
@@ -2238,12 +2279,12 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 			s.args = []int64{g.place, -g.length}
 		}
 	case roll <= 6 && len(g.reserved) > 0:
-		s.op = pick(g, opCancel, opRefund)
+		s.op = pick(g, opCancel, opRefund, opRefundOld)
 		add(m.gen-g.Int64N(10)/9, pick(g, m.setBack(), m.setBack(), m.setBack(), 0), g.reserved[len(g.reserved)-1].guard)
 		for range 1 + g.IntN(min(8, len(g.reserved))) {
 			i := len(g.reserved) - 1
 			times := 1
-			if s.op == opRefund {
+			if s.op != opCancel {
 				times += g.IntN(3) // it is no longer in flight
 			}
 			for range times {

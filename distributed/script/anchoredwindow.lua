@@ -49,6 +49,10 @@ local function anchoredWindow(unit, limit, window, precision)
     end
   end
 
+  function rule.refund(now, from, n)
+    if from >= lo - window then rolling.refund(now, from, n) end -- else another window has opened since
+  end
+
   -- A response proves that a window was open at by. It is this window unless the request was
   -- admitted, at since, before it.
   function rule.proveOpen(since, by)

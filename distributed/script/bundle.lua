@@ -42,6 +42,7 @@ local function newBundle(turnTo, addCrossings)
     local ownGuard, shows = argument(), argument()
     headroom, budgets = argument(), reserving.budgets()
     if tail then tail.commit(true) end
+    if pool[1] then dropPooled(notBefore) end
     reserving.checkClock(shows)
     sendFrom, bundledUntil = now + replyTime, now + BUNDLED
     if ownGuard > 0 then guard = max(ownGuard, resolution) end

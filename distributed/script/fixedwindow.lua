@@ -85,6 +85,10 @@ local function fixedWindow(unit, limit, window, phase, periodOf)
     if rule.used(now) > keep then count = keep end
   end
 
+  function rule.refund(now, from, n)
+    if not isOver(now, index, last) and shown(from) == index then count = count - min(n, count) end
+  end
+
   function rule.expires()
     local lands = lastLanding(unit)
     return lands and closesAt(lands, max(index, shown(lands))) or rule.fresh(0)

@@ -102,6 +102,13 @@ local function bucket(unit, limit, window, burst)
       if used(now) > keep then tat, part = add(0, 0, now, keep) end
     end,
 
+    -- Takes back the time in which n units from an instant on surely have not drained: without them, the
+    -- bucket may have been empty ever since they landed.
+    refund = function(now, from, n)
+      local step = mulDiv(n, window, limit)
+      tat = tat - max(0, min(step - (now - from), tat - now))
+    end,
+
     fresh = fresh,
 
     expires = function() -- as if all requests landed with the last one

@@ -32,7 +32,8 @@
 --   budget     as reserve, for a plan with budgets
 --   bundle     reserves the same times in several quotas
 --   cancel     returns reservations, which other requests may take over
---   refund     returns reservations of another plan
+--   refund     takes back requests that were not sent
+--   refund_old  the same for requests under another plan
 --   lease      reports the held amounts
 --   pause      pauses the fleet
 --   end_pause  ends a pause, or the wait for a probe
@@ -103,7 +104,10 @@
 --               reservation is taken off the end, see tail.lua, or goes to the pool; but not with
 --               estimates, during a pause, before a probe, or if TIME was set back since. Any
 --               other is refunded. Replies the number of canceled requests.
+--               A refund takes the request out of the tail or of those in flight, or out of the tiers if it
+--               has landed.
 --   refund      as cancel, but without the pool.
+--   refund_old  as refund, but what has landed stays charged.
 --   lease       no arguments. Replies the four numbers of calendar tiers.
 --   pause       for, ban 0 or 1, once, epoch, probe 0 or 1, and for a back-off two more numbers:
 --               its length is for, doubled once for each back-off since a request passed, at most
@@ -168,7 +172,6 @@ local function turnTo(name, words)
   probe, probing, notBefore, news, level = flags % 8 >= 4, flags % 16 >= 8 and pause > now, max(now, pause), nil, (divMod(flags, 16))
   -- After TIME was set back, the instants of returned reservations have another meaning.
   if setBack then pool = {} end
-  if pool[1] then dropPooled(notBefore) end
   reply, crossing, isProbe, sendFrom = {now, generation, 0, 0, 0, 0, wall, written}, nil, false, now
 end
 
@@ -183,11 +186,13 @@ end
 
 -- Runs an operation on the key.
 local function decide(op)
-  if tail then tail.commit(op ~= 'reserve' and op ~= 'budget' and op ~= 'status' and op ~= 'cancel' and op ~= 'leave') end
-  if tail and op ~= 'cancel' then tail.chargeRuns() end
+  local takesBack = op == 'cancel' or op == 'refund' or op == 'refund_old'
+  if tail then tail.commit(op ~= 'reserve' and op ~= 'budget' and op ~= 'status' and not takesBack and op ~= 'leave') end
+  if pool[1] then dropPooled(notBefore) end
+  if tail and not takesBack then tail.chargeRuns() end
   if not ops[op] then defineOp(op) end
   ops[op](op)
-  if tail and op == 'cancel' then tail.chargeRuns() end
+  if tail and takesBack then tail.chargeRuns() end
   addCrossings()
 end
 

@@ -1,16 +1,20 @@
 -- need.lua: defines functions that few calls need when a call needs them. A line include 'x' stands
 -- for the part x.
 -- Uses: call.lua.
--- Gives: defineOp, places, defineLeases, defineEstimates, defineBundle.
+-- Gives: defineCancel, defineOp, places, defineLeases, defineEstimates, defineBundle.
 -- Sets: crossing.
+
+local function defineCancel()
+  include 'cancel'
+end
 
 -- Defines an operation other than reserve, budget and bundle.
 local function defineOp(op)
   if op == 'pause' or op == 'end_pause' or op == 'observe' then
     include 'pause'
     include 'reading'
-  elseif op == 'cancel' or op == 'refund' then
-    include 'cancel'
+  elseif op == 'cancel' or op == 'refund' or op == 'refund_old' then
+    defineCancel()
   elseif op == 'status' then
     include 'status'
   elseif op == 'count' then

@@ -1,9 +1,9 @@
 -- pool.lua: returned reservations. Units: µs.
--- Uses: flight.lua, plan.lua, rule.lua, state.lua.
--- Gives: LENT, POOLED, pool, addToPool, dropPooled, findPooled, takePooled.
+-- Uses: flight.lua, need.lua, plan.lua, rule.lua, state.lua.
+-- Gives: LENT, POOLED, pool, takeBack, addToPool, dropPooled, findPooled, takePooled.
 --
--- Returned reservations stay charged in every tier. So the next request of no larger cost may take
--- one over, or a part of it, which is exact for any mix of algorithms as long as the request is in
+-- Returned reservations stay charged in every tier until their time has passed. So the next request of no
+-- larger cost may take one over, or a part of it, which is exact for any mix of algorithms as long as the request is in
 -- flight for no longer. A request with a longer guard must be sent so much sooner, see LENT. An entry
 -- is one instant, a guard and the sum of the costs of all returned reservations with these two; or a
 -- run of instants at the pace of a bucket, each with the same cost. So all that a crowd of callers had
@@ -20,7 +20,10 @@ local MOST_PARTED = 5000000 -- the longest time ahead for which a caller adds th
 local MOST_PACED = 2 ^ 20 -- the most instants of a run
 local MOST_PARTS = 2 ^ 30 -- the largest limit of a bucket whose reservations form runs
 
+local MOST_DROPPED = 1000 -- the most instants of a call that are taken back when their time has passed
+
 local pool
+local takeBack -- the function of cancel.lua, once a call needs it
 
 -- Instant i of an entry.
 local function pooledAt(p, i)
@@ -117,11 +120,24 @@ local function addToPool(at, cost)
   return true
 end
 
--- Drops what is before an instant, or all.
+-- Drops what is before an instant. These requests were not sent, so they are taken back.
 local function dropPooled(before)
+  local dropped = {}
   for n = #pool, 1, -1 do
-    local i = firstFrom(pool[n], before)
-    if not i then table.remove(pool, n) elseif i > 0 then pool[n] = restOf(pool[n], i) end
+    local p = pool[n]
+    local i = firstFrom(p, before)
+    for j = 0, (i or p[3]) - 1 do
+      if #dropped < MOST_DROPPED then dropped[#dropped + 1] = {pooledAt(p, j), p[2], p} end
+    end
+    if not i then table.remove(pool, n) elseif i > 0 then pool[n] = restOf(p, i) end
+  end
+  if not dropped[1] then return end
+  if not takeBack then defineCancel() end
+  table.sort(dropped, function(a, b) return a[1] < b[1] or a[1] == b[1] and a[2] < b[2] end)
+  advance(now)
+  for i = 1, #dropped do
+    local at, ownGuard, p = spread(dropped[i])
+    takeBack(at, ownGuard, {spread(p, POOLED + 1, POOLED + units)}, true)
   end
 end
 

@@ -53,13 +53,34 @@ local function slidingLog(unit, limit, window, unaligned)
     length, place, newest = min(most, length + n), (place + n) % capacity, at
   end
 
-  function rule.used(now)
-    local few, many = 0, length -- the bounds of the stamps in view
+  -- The number of stamps after an instant.
+  local function stampsAfter(at)
+    local few, many = 0, length
     while few < many do
       local middle = math.floor((few + many) / 2)
-      if stamp(middle) > now - window then few = middle + 1 else many = middle end
+      if stamp(middle) > at then few = middle + 1 else many = middle end
     end
     return few
+  end
+
+  function rule.used(now) return stampsAfter(now - window) end
+
+  -- Removes the oldest of the stamps from an instant on: takes all of them off, and lands the others again.
+  -- Units that have yet to land, in a slot of a longer guard, leave later than the stamps before that instant,
+  -- which are then removed instead.
+  function rule.refund(now, from, n)
+    if from + window <= now then return end
+    local off = max(stampsAfter(from - 1), min(n, length))
+    local kept, run = {}, #upTo
+    for i = 0, off - n - 1 do
+      while run > 1 and upTo[run - 1] >= added - i do run = run - 1 end
+      kept[i + 1] = i < added and instants[run] or stamp(i)
+    end
+    length, place, added = length - off, (place - off) % capacity, max(0, added - off)
+    while #upTo > 0 and (added == 0 or (upTo[#upTo - 1] or 0) >= added) do instants[#instants], upTo[#upTo] = nil, nil end
+    if added > 0 then upTo[#upTo] = added end
+    newest = stamp(0) or 0
+    for i = #kept, 1, -1 do rule.land(kept[i], 1) end
   end
 
   function rule.fresh(now) return length > 0 and newest + window or now end

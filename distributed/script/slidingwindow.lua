@@ -77,6 +77,28 @@ local function slidingWindow(unit, limit, window, precision, unaligned)
     end
   end
 
+  -- Takes n units out of the oldest groups from an instant on, and then, as in slidinglog.lua, out of the
+  -- groups before it.
+  function rule.refund(now, from, n)
+    if from + window <= now then return end
+    local function take(i)
+      local g = record(groups, i)
+      local less = min(n, groups[g + 2])
+      if less > 0 then
+        n, groups[g + 2], total = n - less, groups[g + 2] - less, total - less
+        rewrite(groups, i)
+      end
+    end
+    for i = groups.first, groups.last do
+      if groups[record(groups, i) + 1] >= from then take(i) end
+    end
+    for i = groups.last, groups.first, -1 do take(i) end
+    while groups.first <= groups.last and groups[record(groups, groups.last) + 2] == 0 do
+      groups.last = groups.last - 1
+      groups.intact = min(groups.intact, groups.last)
+    end
+  end
+
   function rule.expires()
     local lands = lastLanding(unit)
     return lands and lands + window or rule.fresh(0)

@@ -86,13 +86,16 @@ local function newTail(runs)
     end
   end
 
-  -- Takes a reservation at the last instant off the end. Returns whether it was there.
-  local function takeLast(at, ownGuard, cost)
+  -- For how long the requests of a run are in flight.
+  local function timeInFlight(r) return r[3] > 0 and r[2] + r[3] - r[1] or 0 end
+
+  -- Takes a reservation out, which moves no other. Returns whether it was there.
+  function self.take(at, ownGuard, cost)
     local runs = self.runs
     for i = #runs, 1, -1 do
       local r = runs[i]
-      if r[1] ~= at then return false end
-      if r[3] == ownGuard and fits(r, RUN, cost) and fits(cost, 0, {spread(r, RUN + 1, RUN + units)}) then
+      if r[1] < at then return false end
+      if r[1] == at and timeInFlight(r) == ownGuard and fits(r, RUN, cost) and fits(cost, 0, {spread(r, RUN + 1, RUN + units)}) then
         r[4] = r[4] - 1
         if r[4] == 0 then table.remove(runs, i) end
         return true
@@ -104,15 +107,16 @@ local function newTail(runs)
   -- Takes a reservation off the end, and then those at the new end that are in the pool. Returns
   -- whether the reservation was there.
   function self.withdraw(at, cost)
-    if not takeLast(at, guard, cost) then return false end
     local runs = self.runs
+    if not runs[1] or runs[#runs][1] ~= at or not self.take(at, guard, cost) then return false end
     while runs[1] do
       local r = runs[#runs]
       local own = {spread(r, RUN + 1, RUN + units)}
-      local pooled = findPooled(r[1], own, r[3], 0, r[1])
-      if not pooled or pool[pooled][2] ~= r[3] then return true end
+      local ownGuard = timeInFlight(r)
+      local pooled = findPooled(r[1], own, ownGuard, 0, r[1])
+      if not pooled or pool[pooled][2] ~= ownGuard then return true end
       takePooled(pooled, r[1], own)
-      takeLast(r[1], r[3], own)
+      self.take(r[1], ownGuard, own)
     end
     return true
   end

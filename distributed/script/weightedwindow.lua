@@ -89,6 +89,12 @@ local function weightedWindow(unit, limit, window, phase)
     end
   end
 
+  function rule.refund(_, from, n)
+    local landed = numberOf(from, window, phase)
+    if landed == index then current = current - min(n, current) end
+    if landed == index - 1 then previous = previous - min(n, previous) end
+  end
+
   function rule.opened(now) return startOf(numberOf(now, window, phase), window, phase) end
 
   -- When the counts of an instant weigh nothing.

@@ -37,6 +37,9 @@ func (p *Path) reserveThrough(ctx context.Context, s *Scope, rev *Revision, d De
 	if err = store.ErrApart; !free && !p.isShared() {
 		err = p.joinAtOnce(ctx, s, part, giveUp, a)
 	}
+	if err == store.ErrApart && part.waited == nil { // MaxWait goes on when it asks an outer scope again
+		part.waited = make(map[*Scope]time.Duration)
+	}
 	for err == store.ErrApart {
 		err = p.holdOne(ctx, s, part, giveUp, free, a)
 	}
