@@ -532,3 +532,18 @@ func TestAssumeUsed(t *testing.T) {
 		}
 	}
 }
+
+// TestCancelOfFullLog checks that a refund does not make room in a log from which a counted unit has pushed
+// another one out.
+func TestCancelOfFullLog(t *testing.T) {
+	l := ledger(t, time.Second, Tier{Limit: 2, Window: 10 * time.Second, Algorithm: SlidingLog})
+	one := Request{Cost: []int64{1}}
+	l.Charge(at(0), one) // sent
+	one.Held = true
+	f := l.Charge(at(0), one) // not sent
+	l.Count(at(2*time.Second), []int64{1})
+	l.Cancel(at(500*time.Millisecond), f, one.Cost)
+	if got := earliest(l, 2*time.Second, 1); got < 11*time.Second {
+		t.Errorf("got %v, want 11s: two units count", got)
+	}
+}

@@ -116,12 +116,14 @@ func (r *slidingLog) retract(l *Ledger, from, n int64) (taken int64) {
 }
 
 // refund removes the oldest of the stamps from an instant on. Units that have yet to land, in a slot of a
-// longer guard, leave later than the stamps before that instant, which are then removed instead.
+// longer guard, leave later than the stamps before that instant, which are then removed instead. A full log
+// keeps its stamps until the oldest one has left the window: older ones that count may have made room for
+// counted units.
 func (r *slidingLog) refund(l *Ledger, now Moment, from, n int64) {
-	if r.leaves(l, from) <= now.At {
+	kept := r.stamps(l)
+	if isFull := int64(len(kept)) >= r.limit; r.leaves(l, from) <= now.At || isFull && r.leaves(l, kept[0]) > now.At {
 		return
 	}
-	kept := r.stamps(l)
 	first, _ := slices.BinarySearch(kept, from)
 	n = min(n, int64(len(kept)))
 	first = min(first, len(kept)-int(n))

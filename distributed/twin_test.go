@@ -1330,7 +1330,7 @@ func (m *twin) cancel(lands int64, cost []int64, isOfPlan bool) bool {
 		return true
 	}
 	m.ledger.Cancel(m.moment(m.frontier), algorithms.Landed, known)
-	return isOfPlan && lands <= m.frontier && m.ledger.Cancel(m.moment(lands>>m.plan.Resolution()<<m.plan.Resolution()-1), own, known)
+	return isOfPlan && m.mixedUntil <= m.now && lands <= m.frontier && m.ledger.Cancel(m.moment(lands>>m.plan.Resolution()<<m.plan.Resolution()-1), own, known)
 }
 
 // removeInFlight removes a cost from the first flights from an instant on, if they contain it.

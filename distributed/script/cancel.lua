@@ -1,6 +1,6 @@
 -- cancel.lua: the operations cancel, refund and refund_old, which take reservations back. Units: µs.
 -- Twin: algorithms/ledger.go, Cancel.
--- Uses: call.lua, fixedwindow.lua, flight.lua, pause.lua, plan.lua, pool.lua, queue.lua, reading.lua,
+-- Uses: call.lua, convert.lua, fixedwindow.lua, flight.lua, pause.lua, plan.lua, pool.lua, queue.lua, reading.lua,
 -- state.lua, tail.lua.
 -- Gives: ops.cancel, ops.refund, ops.refund_old.
 -- Sets: guard, takeBack.
@@ -42,11 +42,12 @@ local function refundLanded(lands, cost)
 end
 
 -- Takes back a request that was not sent. Returns whether it was found. If its plan was another one, the
--- tiers may not count it once it has landed.
+-- tiers may not count it once it has landed, and while releases have unlike limits, reports that were
+-- compared with it are not known.
 function takeBack(at, ownGuard, cost, isOfPlan)
   local lands = at + ownGuard
   if tail and at > now and tail.take(at, ownGuard, cost) or removeInFlight(lands, cost) then return true end
-  if lands > frontier or not isOfPlan then return false end
+  if lands > frontier or not isOfPlan or mixedUntil > now then return false end
   refundLanded(lands, cost)
   return true
 end

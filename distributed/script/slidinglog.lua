@@ -67,9 +67,10 @@ local function slidingLog(unit, limit, window, unaligned)
 
   -- Removes the oldest of the stamps from an instant on: takes all of them off, and lands the others again.
   -- Units that have yet to land, in a slot of a longer guard, leave later than the stamps before that instant,
-  -- which are then removed instead.
+  -- which are then removed instead. A full log keeps its stamps until the oldest one has left the window: older
+  -- ones that count may have made room for counted units.
   function rule.refund(now, from, n)
-    if from + window <= now then return end
+    if from + window <= now or length >= most and stamp(length - 1) + window > now then return end
     local off = max(stampsAfter(from - 1), min(n, length))
     local kept, run = {}, #upTo
     for i = 0, off - n - 1 do
