@@ -616,30 +616,32 @@ func TestWithinRefusedChargesNothing(t *testing.T) {
 	} {
 		for guard, g := range map[string]time.Duration{"none": throttle.NoGuard, "default": 0, "auto": throttle.AutoGuard} {
 			t.Run(name+", guard "+guard, func(t *testing.T) {
-				l, _ := within(t,
-					throttle.Policy{Guard: g, Tiers: []throttle.Tier{throttle.PerDay(most)}},
-					throttle.Policy{Guard: g, Tiers: []throttle.Tier{throttle.PerDay(1_000_000)}})
-				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-				defer cancel()
-				var admitted atomic.Int64
-				var wg sync.WaitGroup
-				for range 4 {
-					wg.Go(func() {
-						for range most * 3 / 4 {
-							if ask(ctx, l) {
-								admitted.Add(1)
+				synctest.Test(t, func(t *testing.T) { // where no call lasts longer than a guard
+					l, _ := within(t,
+						throttle.Policy{Guard: g, Tiers: []throttle.Tier{throttle.PerDay(most)}},
+						throttle.Policy{Guard: g, Tiers: []throttle.Tier{throttle.PerDay(1_000_000)}})
+					ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+					defer cancel()
+					var admitted atomic.Int64
+					var wg sync.WaitGroup
+					for range 4 {
+						wg.Go(func() {
+							for range most * 3 / 4 {
+								if ask(ctx, l) {
+									admitted.Add(1)
+								}
 							}
-						}
-					})
-				}
-				wg.Wait()
-				n := admitted.Load()
-				if name == "WaitN" {
-					n *= 2
-				}
-				if got := used(t, l); n != most || !slices.Equal(got, []int64{n, n}) {
-					t.Errorf("%d admitted and %v charged, want %d each", n, got, most)
-				}
+						})
+					}
+					wg.Wait()
+					n := admitted.Load()
+					if name == "WaitN" {
+						n *= 2
+					}
+					if got := used(t, l); n != most || !slices.Equal(got, []int64{n, n}) {
+						t.Errorf("%d admitted and %v charged, want %d each", n, got, most)
+					}
+				})
 			})
 		}
 	}
