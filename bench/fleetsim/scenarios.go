@@ -318,8 +318,8 @@ func atOnce() []scenario {
 	far := add("far/16x8", "80 ms from the server", 16, 8)
 	// A place changes hands with the report of the end, the message, the call and the reply.
 	far.ways, far.full = []way{uniform(38*ms, 42*ms)}, float64(limit)/(hold+160*ms).Seconds()
-	// Calls of one process take turns.
-	far.bounds = bounds{goodput: 0.9, calls: 2.2, messages: 1.1, even: 0.6, longest: 3 * second}
+	// Calls of one process take turns, and chance decides which are first: 0.67 to 0.8 in most runs.
+	far.bounds = bounds{goodput: 0.9, calls: 2.2, messages: 1.1, even: 0.5, longest: 3 * second}
 	dead := add("kill/16x8", "half of the processes, whose places come back with the end of their leases", 16, 8)
 	dead.faults = []fault{{kind: kill, at: 10 * second, affects: oneIn(2)}}
 	dead.bounds = bounds{calls: 2.2, messages: 1.1, recovery: 11 * second}
