@@ -997,7 +997,7 @@ func api(tiers ...throttle.Tier) throttle.Policy {
 	return throttle.Policy{Name: "api", Tiers: tiers}
 }
 
-// A told is what an Observer is told of a request's admission.
+// A told is what an Observer receives about a request's admission.
 type told struct {
 	waited time.Duration
 	tier   string

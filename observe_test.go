@@ -327,7 +327,7 @@ func TestObserverOfLateCallers(t *testing.T) {
 	})
 }
 
-// TestObserverStays checks that the Observer that is told of an admission is told of its end, also if
+// TestObserverStays checks that the Observer that receives an admission receives its end, also if
 // SetPolicy has replaced it.
 func TestObserverStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -585,7 +585,7 @@ func callsBack(t *testing.T, limiter func(*testing.T, throttle.Policy) *throttle
 		},
 	}
 	callBack := func(of int) {
-		if n := told.Add(1); of == event && n <= 300 { // a method is told of, too
+		if n := told.Add(1); of == event && n <= 300 { // the events of the methods count, too
 			methods[method](n)
 		}
 	}
