@@ -307,10 +307,12 @@ func (e *events) Unsent(ctx context.Context) {
 	}
 }
 
-func (e *events) Settled(unit string, estimated, actual int64) {
-	if o := e.observer; o != nil && o.Settled != nil {
-		o.Settled(SettledInfo{Policy: e.policy, Unit: unit, Estimated: estimated, Actual: actual})
+func (e *events) Settled(unit string, estimated, actual int64) (report func()) {
+	o := e.observer
+	if o == nil || o.Settled == nil {
+		return nil
 	}
+	return func() { o.Settled(SettledInfo{Policy: e.policy, Unit: unit, Estimated: estimated, Actual: actual}) }
 }
 
 func (e *events) Paused(length time.Duration, closed bool, cause string) {

@@ -155,7 +155,9 @@ func (c *Charge) reportSettled(actual []int64, after *Callbacks) {
 	}
 	for u, unit := range rev.Plan.Units() {
 		if rev.Plan.Estimated(u) && estimate[u]|actual[u] != 0 {
-			after.Add(func() { rev.Events.Settled(unit, estimate[u], actual[u]) })
+			if report := rev.Events.Settled(unit, estimate[u], actual[u]); report != nil {
+				after.Add(report)
+			}
 		}
 	}
 }

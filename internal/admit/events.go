@@ -16,8 +16,9 @@ type Events interface {
 	Admitted(ctx context.Context, held bool)
 	Unsent(ctx context.Context)
 
-	// Settled reports the actual cost of a request in an estimated unit.
-	Settled(unit string, estimated, actual int64)
+	// Settled returns the function that reports the actual cost of a request in an estimated unit, nil if
+	// nobody listens.
+	Settled(unit string, estimated, actual int64) (report func())
 
 	// Paused reports a pause of the quota by this process.
 	Paused(length time.Duration, closed bool, cause string)
