@@ -57,10 +57,10 @@ check: lint
 	$(MAKE) --no-print-directory dist-check
 	$(MAKE) --no-print-directory fuzz FUZZTIME=5000x
 
-# race runs every test of the library with the race detector, and without -short. Random tests play as
-# few seeds as under -short, because the race detector takes six times as long.
-race: redis
-	$(call skips,go test -vet=off $(RACE) -timeout 30m -p 4 ./...)
+# race runs the tests of "make test" with the race detector, except those that need a redis-server: they
+# measure real time, and the race detector takes six times as long. soak runs everything without it.
+race:
+	go test -vet=off -short $(RACE) -timeout 30m -p 4 ./...
 
 # soak runs every test of the library without the race detector and without -short, and plays its random
 # storms SOAK times: 1 is their full number.
@@ -75,7 +75,7 @@ valkey:
 	@sh tools/redis.sh valkey-server
 	@if ! command -v valkey-server; then echo "no valkey-server: nothing runs on it"; exit 0; fi; \
 	valkey-server --version && THROTTLE_REDIS_SERVER=valkey-server \
-		go test -vet=off $(RACE) -count=1 -run '^TestServer' ./distributed
+		go test -vet=off -count=1 -run '^TestServer' ./distributed
 
 # modules tests the other modules, one after the other. Their tests wait much, so many run side by side,
 # except those of bench, which compute. "make modules MODULES=sdktest" tests one.

@@ -223,6 +223,7 @@ func TestBundleFleets(t *testing.T) {
 			"with another one": {3, 8, append(logs(10), per(time.Hour, 100_000, throttle.SlidingWindow)), logs(12), logs(10)},
 		} {
 			t.Run(fmt.Sprintf("%s, %v away", name, far), func(t *testing.T) {
+				soak.Sample(t, 5)
 				t.Parallel()
 				a := account{processes: slices.Repeat([]time.Duration{far}, n.processes), callers: n.callers, lasts: 40 * sec, outer: n.outer, inner: [][]throttle.Tier{n.inner}}
 				if n.processes == many {

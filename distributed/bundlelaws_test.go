@@ -272,6 +272,7 @@ func TestNestedLaws(t *testing.T) {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s, %d processes", name, processes), func(t *testing.T) {
+				soak.Sample(t, 4)
 				t.Parallel()
 				most := 1.1 // calls an admission
 				if name == "all" {
@@ -332,6 +333,7 @@ func TestNestedQuiet(t *testing.T) {
 	t.Parallel()
 	for name, n := range nestedLaws {
 		t.Run(name, func(t *testing.T) {
+			soak.Sample(t, 4)
 			t.Parallel()
 			var want, got int
 			n.run(t, func(r *nestedRun) { want = r.during(2, 4*sec) })
@@ -356,6 +358,7 @@ func TestNestedKill(t *testing.T) {
 	t.Parallel()
 	for name, n := range nestedLaws {
 		t.Run(name, func(t *testing.T) {
+			soak.Sample(t, 4)
 			t.Parallel()
 			var want int
 			n.run(t, func(r *nestedRun) { want = r.during(2, 8*sec) })

@@ -11,6 +11,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // TestCanceledCallersLeaveNothing checks that a quota admits soon after all callers of a fleet were
@@ -42,6 +43,7 @@ func TestCanceledCallersLeaveNothing(t *testing.T) {
 		{"places", []throttle.Tier{{Limit: 5, Algorithm: throttle.Concurrency}, throttle.PerSecond(50)}, nil, throttle.Normal, 100, 2 * sec, 150},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			soak.Sample(t, 4)
 			virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 				open := func() *throttle.Limiter {
 					redis := distributed.New(process(ms/2, ms/2), distributed.Options{})

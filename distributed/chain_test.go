@@ -123,6 +123,7 @@ func TestChain(t *testing.T) {
 				} {
 					c := chainCell{kind, tiers[0], tiers[1], trip, processes}
 					t.Run(c.String(), func(t *testing.T) {
+						soak.Sample(t, 4)
 						t.Parallel()
 						c.check(t, c.play(t, 40*sec))
 					})

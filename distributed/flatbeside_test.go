@@ -11,13 +11,14 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // TestFlatBesideNested checks that processes that use a quota alone, and those that use it around another,
 // are admitted alike, although the latter do not stand in line.
 func TestFlatBesideNested(t *testing.T) {
 	t.Parallel()
-	for _, processes := range [][2]int{{2, 5}, {4, 1}, {5, 5}, {7, 1}} {
+	for _, processes := range [][2]int{{4, 1}, {2, 5}, {5, 5}, {7, 1}}[:min(4, soak.Times(5))] {
 		virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 			nested, flat := processes[0], processes[1]
 			ctx, cancel := context.WithCancel(t.Context())

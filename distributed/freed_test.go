@@ -12,12 +12,14 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/calls"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // TestForgedMessagesDelayNoPlace checks that messages which any client may publish, in each second one
 // or many for each process, leave a Concurrency tier as fast as it is without them.
 func TestForgedMessagesDelayNoPlace(t *testing.T) {
 	t.Parallel()
+	soak.Long(t, "plays sixty processes four times")
 	const processes, places, hold, length = 60, 3, 200 * ms, 20 * sec
 	admissions := func(t *testing.T, every time.Duration, message string) (n int64) {
 		bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
@@ -74,6 +76,7 @@ func TestForgedMessagesDelayNoPlace(t *testing.T) {
 // about once a second more for each of its two channels, also while its callers are admitted.
 func TestForgedMessagesCostFewCalls(t *testing.T) {
 	t.Parallel()
+	soak.Long(t, "plays twenty processes three times")
 	const processes, length = 20, 20 * sec
 	calls := func(t *testing.T, message string) (perSecond float64) {
 		bubble(t, func(t *testing.T, s *miniredis.Miniredis) {

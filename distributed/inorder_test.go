@@ -11,6 +11,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/calls"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // TestTurnsInOrder checks that no process waits for longer than the turns of all others while each has
@@ -21,6 +22,7 @@ func TestTurnsInOrder(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"one release", "two releases", "a state is lost", "the guard changes"} {
 		t.Run(name, func(t *testing.T) {
+			soak.Sample(t, 3)
 			virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 				const processes, length = 60, 100 * sec
 				asked := new(calls.Counter)

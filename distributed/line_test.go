@@ -12,6 +12,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/local"
 )
 
@@ -49,6 +50,7 @@ func TestEndedProcessesLeaveTheLine(t *testing.T) {
 					name += ", while places come free"
 				}
 				t.Run(name, func(t *testing.T) {
+					soak.Sample(t, 5)
 					bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 						open := func() (*throttle.Limiter, *distributed.Store, *redis.Client, func()) {
 							rdb := near(t, s)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // A nesting opens a Limiter inside another one, of which at least one is on a server. They are not charged
@@ -48,6 +49,7 @@ func TestConflictsLoseNothing(t *testing.T) {
 			}
 			for _, a := range algorithms {
 				t.Run(fmt.Sprintf("%s, %s, %v", n.name, name, a), func(t *testing.T) {
+					soak.Sample(t, 4)
 					t.Parallel()
 					bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 						c := playConflicts(t, s, n, guard, per(24*hour, 10_000, a), nil)
@@ -80,6 +82,7 @@ func TestConflictsForgetNothing(t *testing.T) {
 			},
 		} {
 			t.Run(fmt.Sprintf("%s, %v", name, a), func(t *testing.T) {
+				soak.Sample(t, 4)
 				t.Parallel()
 				bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 					c := playConflicts(t, s, nestings[0], 0, day, func(ctx context.Context, l *throttle.Limiter) {

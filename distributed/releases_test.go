@@ -9,6 +9,7 @@ import (
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/redismem"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // TestReleasesLeaveRecords checks that releases side by side send Redis no more commands with each
@@ -26,6 +27,7 @@ func TestReleasesLeaveRecords(t *testing.T) {
 		"three releases": {{places, tokens}, {tokens, places, "1000000/h;unit=bytes;algo=gcra"}, {"9/s;unit=words", places}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			soak.Sample(t, 3)
 			m := redismem.New()
 			defer m.Close()
 			commands, bytes := 0, 0

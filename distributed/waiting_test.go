@@ -12,6 +12,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // A crowd is processes with callers that wait for one quota.
@@ -126,6 +127,7 @@ func TestWaitingProcesses(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			soak.Sample(t, 4)
 			virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 				c := &crowd{t: t, process: process}
 				members := c.join(100, fifty)

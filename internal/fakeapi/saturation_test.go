@@ -19,6 +19,7 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/internal/fixtures"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -89,6 +90,7 @@ var saturations = []saturation{
 
 // A preset with many workers is never refused, and uses nearly all that its API gives.
 func TestPresetsSaturateTheirAPIs(t *testing.T) {
+	soak.NoRace(t, "it computes much, and other tests run its code")
 	defer debug.SetGCPercent(debug.SetGCPercent(800)) // many small runs: saves a third of the time
 	for _, s := range saturations {
 		t.Run(s.rules, func(t *testing.T) {

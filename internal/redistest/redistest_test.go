@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 func TestMain(m *testing.M) { os.Exit(Run(m)) }
@@ -72,6 +74,7 @@ func TestServersEndWithTheTest(t *testing.T) {
 
 // A server that is named or required must be there.
 func TestNoServer(t *testing.T) {
+	soak.NoRace(t, "no test with the race detector has a server")
 	t.Setenv("PATH", t.TempDir())
 	t.Setenv("THROTTLE_SKIPPED", "") // a skip of the spy is not a skipped test
 	for _, test := range []struct{ server, require, want string }{

@@ -24,6 +24,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 const (
@@ -96,6 +98,7 @@ func start(t testing.TB, env []string, args ...string) *Server {
 // serverPath returns the server to run, or ends the test.
 func serverPath(t testing.TB) string {
 	t.Helper()
+	soak.NoRace(t, "needs a Redis server, and real time")
 	name := os.Getenv("THROTTLE_REDIS_SERVER")
 	path, err := exec.LookPath(cmp.Or(name, "redis-server"))
 	switch {

@@ -1,8 +1,9 @@
-// Package soak scales the random tests: they are short in "make test" and "make race", and long
-// in "make soak", which "make check" runs.
+// Package soak scales the tests: they are short in "make test" and "make race", and long in "make
+// soak", which "make check" runs.
 package soak
 
 import (
+	"hash/fnv"
 	"os"
 	"strconv"
 	"testing"
@@ -25,8 +26,8 @@ func Times(n int) int {
 	return n
 }
 
-// NoRace skips a test with the race detector, with the reason. It is for tests of memory. "make test" and
-// "make soak" run them.
+// NoRace skips a test with the race detector, with the reason. It is for tests of memory and of real
+// time, and for long ones whose code other tests run. "make test" and "make soak" run them.
 func NoRace(t testing.TB, why string) {
 	t.Helper()
 	if race {
@@ -40,5 +41,16 @@ func Long(t testing.TB, why string) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("left out by -short: " + why)
+	}
+}
+
+// Sample skips a case of a table under -short, but for about one of n, which it chooses by the name of
+// the test. "make check" runs all.
+func Sample(t testing.TB, n uint32) {
+	t.Helper()
+	name := fnv.New32a()
+	_, _ = name.Write([]byte(t.Name()))
+	if testing.Short() && name.Sum32()%n != 0 {
+		t.Skip("left out by -short: other cases of the table are played")
 	}
 }
