@@ -42,7 +42,7 @@ skips = @THROTTLE_SKIPPED=$$(mktemp); export THROTTLE_SKIPPED; ($(1)); status=$$
 # packages run at once, because some wait for real servers.
 SHORT = go vet ./... && go test -vet=off -short
 test: redis
-	$(call skips,$(SHORT) -p 4 ./... && cd cmd/throttle && $(SHORT) ./...)
+	$(call skips,$(SHORT) -p 4 ./... && cd cmd/throttle && $(SHORT) -parallel 8 ./...)
 
 # check runs everything else that must hold before a change lands, one after the other, and each module
 # in itself. The commands of README.md, and so the example, run in the tests of cmd/throttle.

@@ -65,6 +65,7 @@ func fetch(t *testing.T, url string) (status int, body string) {
 // TestProxySilentStore checks that the first requests to a proxy whose Redis accepts connections and
 // does not answer are refused because of the store, not because of a limit.
 func TestProxySilentStore(t *testing.T) {
+	t.Parallel()
 	p := startProxy(t, fmt.Sprintf("store: {redis: \"redis://%s\"}\nroutes:\n  /a: {to: \"http://127.0.0.1:1\", policy: 1000/s, max_wait: 300ms}\n", silentServer(t)))
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -109,6 +110,7 @@ func policyOf(s page.State, name string) page.Policy {
 // TestProxyHealthBeforeRequests checks that health reports a Redis that does not answer before the first
 // request, with the routes that are known, and also if no route is.
 func TestProxyHealthBeforeRequests(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct{ routes, want string }{
 		"policy":       {`/a: {to: "https://a.example", policy: 5/s}`, `"watched":1,"store":"Redis at ADDR","problems":[{"policy":"a","problem":"unavailable"}]`},
 		"whole preset": {`/n: {to: "https://api.notion.com", preset: notion}`, `"watched":1,"store":"Redis at ADDR","problems":[{"policy":"n","problem":"unavailable"}]`},
@@ -116,6 +118,7 @@ func TestProxyHealthBeforeRequests(t *testing.T) {
 		"only keys":    {`/o: {to: "https://api.openai.com", preset: openai, with: {requests: 1, tokens: 1}}`, `"watched":0,"store":"Redis at ADDR","problems":[{"policy":"","problem":"unavailable"}]`},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			addr := silentServer(t)
 			p := startProxy(t, fmt.Sprintf("store: {redis: \"redis://user:canary@%s\"}\nroutes:\n  %s\n", addr, test.routes))
 			status, body := fetch(t, p.url+"/_throttle/health")
@@ -132,6 +135,7 @@ func TestProxyHealthBeforeRequests(t *testing.T) {
 // TestProxyKnowsBeforeRequests checks that a proxy that has just begun shows what an earlier one has used
 // of its routes and of its clients' budgets, and that a reload adds and removes routes.
 func TestProxyKnowsBeforeRequests(t *testing.T) {
+	t.Parallel()
 	api := throttletest.NewProvider(throttle.PerSecond(200))
 	defer api.Close()
 	file := func(routes string) string {

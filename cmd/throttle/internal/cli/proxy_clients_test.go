@@ -281,6 +281,7 @@ func (p *process) waiting(policy string, n int) {
 // TestProxyClientHoldsUpNoOther checks that requests which wait for their client's own limits take no
 // place of another client's requests.
 func TestProxyClientHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
 	for _, web := range []string{", policy: 1/h", ", policy: 1/h, budget: 1000/day;budget=true", ", policy: 1;algo=concurrency"} {
 		api := slowAPI(t)
 		p := startProxy(t, clientsFile(api, "policy: 1000/s, max_queue: 30", web))

@@ -34,6 +34,7 @@ func (b *bench) exchange(half bool, parts ...string) (string, error) {
 // TestHostile checks that each of these connections ends, is answered with the status if one is given,
 // and that the proxy serves another request afterwards.
 func TestHostile(t *testing.T) {
+	t.Parallel()
 	const post = "POST /api/x HTTP/1.1\r\nHost: localhost\r\n"
 	get := "GET /api/x HTTP/1.1\r\nHost: localhost\r\n"
 	big := strings.Repeat("x", 5000)
