@@ -3,6 +3,10 @@ package distributed
 import (
 	"testing"
 	"time"
+
+	miniredis "github.com/alicebob/miniredis/v2/server"
+
+	"github.com/apithrottle/throttle/internal/redismem"
 )
 
 // An asking calls a script at instants, in µs from a beginning.
@@ -83,5 +87,36 @@ func TestRefundAfterReport(t *testing.T) {
 				t.Errorf("%s, another release: %v: got %d used, the provider counts 7", tier, changes, used)
 			}
 		}
+	}
+}
+
+// TestManyRefundsInOneCall checks that a call which takes back many requests, after which many others have
+// landed, moves a bounded number of stamps: the server does nothing else meanwhile.
+func TestManyRefundsInOneCall(t *testing.T) {
+	const guard, refunds, newer = 50 * time.Millisecond, 1000, 8000
+	m := redismem.New()
+	defer m.Close()
+	commands := 0
+	redismem.Hook(m, func(*miniredis.Peer, string, ...string) bool {
+		commands++
+		return false
+	})
+	rdb := redismem.Dial(m, nil)
+	defer rdb.Close()
+	a := asking{t, newSubject(t, rdb, scriptSource(), m.SetTime), 1_700_000_000_000_000}
+	a.subject.begin(planOf(t, guard, "10000/h;algo=sliding_log"))
+	generation := a.reserve(0, 1)[1]
+	for i := range time.Duration(newer / 100) {
+		a.reserve(i*25*time.Millisecond, 100)
+	}
+	now := a.at(3*time.Second, opStatus)[0]
+	args := []int64{generation, 0, guard.Microseconds()}
+	for i := range int64(refunds) {
+		args = append(args, now-guard.Microseconds()-i*2900, 1)
+	}
+	commands = 0
+	a.at(3*time.Second, opRefund, args...)
+	if used := a.at(3*time.Second, opStatus)[6]; commands > 2*newer || used > newer+1 || used < newer+1-refunds {
+		t.Errorf("got %d commands and %d of %d used, want few commands, and some refunded", commands, used, newer+1)
 	}
 }

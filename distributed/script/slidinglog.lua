@@ -11,25 +11,31 @@
 
 local image -- the bytes before the body, if the whole state is to be written; or nil
 
+local MOST_MOVED = 5000 -- the most stamps that the refunds of a call move
+
 -- ring is where the ring begins in the state, capacity its room, length the number of stamps, place
 -- the index of the next stamp, and newest the last stamp.
 local function slidingLog(unit, limit, window, unaligned)
   local ring, capacity, most, length, place, newest -- most: the most stamps
   local instants, upTo, added -- the stamps of this call, in runs
+  local moved -- the number of stamps that refunds of this call have moved
   local runsToSave, stampsToSave, placeToSave -- of the words that are saved
   local rule = {unaligned = unaligned}
 
   function rule.load(words, at, _, ringAt, stamps)
     length, place, newest = parse('>I7I7I7', words, at)
-    ring, capacity, most, instants, upTo, added = ringAt, stamps, max(limit, stamps), {}, {}, 0
+    ring, capacity, most, instants, upTo, added, moved = ringAt, stamps, max(limit, stamps), {}, {}, 0, 0
   end
 
   -- The stamp that is older than a number of newer ones, nil if there are fewer stamps.
   local function stamp(newer)
     if newer >= length then return nil end
     if newer < added then
-      local run = #upTo
-      while run > 1 and upTo[run - 1] >= added - newer do run = run - 1 end
+      local run, last = 1, #upTo
+      while run < last do
+        local middle = math.floor((run + last) / 2)
+        if upTo[middle] >= added - newer then last = middle else run = middle + 1 end
+      end
       return instants[run]
     end
     local at = ring + 7 * ((place - 1 - newer) % capacity)
@@ -68,10 +74,13 @@ local function slidingLog(unit, limit, window, unaligned)
   -- Removes the oldest of the stamps from an instant on: takes all of them off, and lands the others again.
   -- Units that have yet to land, in a slot of a longer guard, leave later than the stamps before that instant,
   -- which are then removed instead. A full log keeps its stamps until the oldest one has left the window: older
-  -- ones that count may have made room for counted units.
+  -- ones that count may have made room for counted units. So do the last of many refunds in one call, which
+  -- would take the server long.
   function rule.refund(now, from, n)
-    if from + window <= now or length >= most and stamp(length - 1) + window > now then return end
+    if from + window <= now or length >= most and stamp(length - 1) + window > now or moved > MOST_MOVED then return end
     local off = max(stampsAfter(from - 1), min(n, length))
+    moved = moved + off
+    if moved > MOST_MOVED then return end
     local kept, run = {}, #upTo
     for i = 0, off - n - 1 do
       while run > 1 and upTo[run - 1] >= added - i do run = run - 1 end
