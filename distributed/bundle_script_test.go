@@ -186,6 +186,28 @@ func TestBundleTakesReturnedTimes(t *testing.T) {
 	})
 }
 
+// TestBundleReservesUpToSoon checks that a turn is used, and a request reserved, up to exactly the time
+// behind the outermost quota that the caller names.
+func TestBundleReservesUpToSoon(t *testing.T) {
+	eachNest(t, "1/s;algo=sliding_log", func(n *nest) {
+		n.call([]string{n.inner}, opReserve, 1800_000_000, 0, 0, 0, 0, 0, 0, 1, -1, 1)
+		ask := func(soon, turn, turnCount int64) (what, at, in int64) {
+			reply := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, 0, 0, 0, n.text, 0, 0, 0, 0, 1800_000_000, soon, turn, turnCount, 1, -1, 1, 1)
+			own := reply[2*headerLen+2:]
+			return own[0], own[1], own[1] - reply[0]
+		}
+		what, turn, behind := ask(0, 0, 0)
+		if what < -1 || behind < micros(time.Second) {
+			t.Fatalf("got %d in %d µs, want a turn when the inner quota has room", what, behind)
+		}
+		for _, early := range []int64{1, 0} {
+			if what, at, _ := ask(behind-early, turn, 1); (what < -1) != (early == 0) || at != turn {
+				t.Errorf("%d µs too soon got %d at %d, want %d", early, what, at, turn)
+			}
+		}
+	})
+}
+
 // TestTurnsOfALostState checks that nobody waits for a turn that another state gave, whose clock was
 // ahead: the key may expire again before that turn comes, and so on forever.
 func TestTurnsOfALostState(t *testing.T) {
