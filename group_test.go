@@ -599,6 +599,11 @@ func TestGroupKeepsLearnedState(t *testing.T) {
 			if took := time.Since(began); took > time.Second+200*time.Millisecond {
 				t.Errorf("the second request was admitted after %v, want at most 1.2s with the learned guard", took)
 			}
+			time.Sleep(11 * time.Minute) // it is no longer based on any response
+			churn(g)
+			if g.Peek("key") != nil {
+				t.Error("got the quota kept for a guard that it learned long ago, want it dropped")
+			}
 		})
 	})
 }
