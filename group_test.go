@@ -842,6 +842,22 @@ func TestGroupParksQuotas(t *testing.T) {
 	}
 }
 
+// TestGroupParksAfterSetPolicy checks that a Group parks quotas also under a policy with the tiers of the
+// one before.
+func TestGroupParksAfterSetPolicy(t *testing.T) {
+	p := throttle.Policy{Tiers: []throttle.Tier{throttle.PerDay(2)}}
+	g := groupOf(t, p, 0)
+	g.For("a").Allow()
+	p.MaxWait = time.Minute
+	if err := g.SetPolicy(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	g.For("b")
+	if n := g.Parked(); n != 1 {
+		t.Errorf("%d quotas are parked, want 1", n)
+	}
+}
+
 // TestGroupParkingChangesNothing plays the same random calls on a Group that parks quotas at every
 // chance, and on one that never does. Both must answer alike.
 func TestGroupParkingChangesNothing(t *testing.T) {
