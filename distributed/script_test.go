@@ -485,7 +485,8 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
-// TestCalendarChange checks that a change of limit, zone or period keeps what was spent.
+// TestCalendarChange checks that a change of limit, zone or period keeps what was spent, until the new period
+// ends.
 func TestCalendarChange(t *testing.T) {
 	const at = 1_700_000_000_000_000
 	for _, spec := range []string{
@@ -497,8 +498,19 @@ func TestCalendarChange(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.change(planOf(t, 0, spec))
-		if got, err := s.answer(at+1, step{op: opStatus}); err != nil || got[6] != 3 {
+		got, err := s.answer(at+1, step{op: opStatus})
+		if err != nil || got[6] != 3 {
 			t.Errorf("%s: got %v, %v, want 3 used", spec, got, err)
+		}
+		if strings.Contains(spec, "24h") {
+			continue
+		}
+		s.begin(planOf(t, 0, spec))
+		if _, err := s.answer(at, reserveStep(3)); err != nil {
+			t.Fatal(err)
+		}
+		if want, err := s.answer(at+1, step{op: opStatus}); err != nil || got[8] != want[8] {
+			t.Errorf("%s: got 3 used until %d, %v, want %d, the end of its period", spec, got[8], err, want[8])
 		}
 	}
 }
