@@ -304,3 +304,17 @@ func TestBundleGuards(t *testing.T) {
 		}
 	}
 }
+
+// TestSpareOfShortestWindow checks that reservations are valid longer by a part of the shortest window.
+func TestSpareOfShortestWindow(t *testing.T) {
+	s := New(redis.NewClient(&redis.Options{Addr: "localhost:1"}), Options{})
+	for _, tiers := range [][]string{{"1/5s", "9/h"}, {"9/h", "1/5s"}, {"3;algo=concurrency", "9/h", "1/5s"}} {
+		q, err := s.Open(tiers[0], planOf(t, time.Second, tiers...), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := q.(*quota).spare; got != 10*time.Millisecond {
+			t.Errorf("%v: got %v, want 10ms", tiers, got)
+		}
+	}
+}
