@@ -599,6 +599,11 @@ func TestGroupKeepsLearnedState(t *testing.T) {
 			if took := time.Since(began); took > time.Second+200*time.Millisecond {
 				t.Errorf("the second request was admitted after %v, want at most 1.2s with the learned guard", took)
 			}
+			time.Sleep(11 * time.Minute) // it is no longer based on any response
+			churn(g)
+			if g.Peek("key") != nil {
+				t.Error("got the quota kept for a guard that it learned long ago, want it dropped")
+			}
 		})
 	})
 }
@@ -834,6 +839,22 @@ func TestGroupParksQuotas(t *testing.T) {
 	use("a", false)
 	if n := g.Parked(); n > keys {
 		t.Errorf("%d quotas are parked, want at most %d", n, keys)
+	}
+}
+
+// TestGroupParksAfterSetPolicy checks that a Group parks quotas also under a policy with the tiers of the
+// one before.
+func TestGroupParksAfterSetPolicy(t *testing.T) {
+	p := throttle.Policy{Tiers: []throttle.Tier{throttle.PerDay(2)}}
+	g := groupOf(t, p, 0)
+	g.For("a").Allow()
+	p.MaxWait = time.Minute
+	if err := g.SetPolicy(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	g.For("b")
+	if n := g.Parked(); n != 1 {
+		t.Errorf("%d quotas are parked, want 1", n)
 	}
 }
 

@@ -475,6 +475,23 @@ func TestAwayIsForecastOnce(t *testing.T) {
 	})
 }
 
+// TestMaxWaitEndsInOuterQuota checks that a caller whose MaxWait ends while it waits for a release of an
+// outer quota is refused as late. Its context goes on.
+func TestMaxWaitEndsInOuterQuota(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		outer := mustNew(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{{Limit: 1, Algorithm: throttle.Concurrency}}}, nil)
+		inner := mustNew(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(100)}, MaxWait: time.Second}, nil)
+		permit := acquire(t, outer, nil)
+		began := time.Now()
+		_, err := inner.Within(outer).Acquire(t.Context(), nil)
+		var late *throttle.WaitError
+		if !errors.As(err, &late) || !errors.Is(err, throttle.ErrDeadline) || late.Bound != throttle.BoundMaxWait || time.Since(began) != time.Second {
+			t.Errorf("got %v after %v, want a refusal because of MaxWait after 1s", err, time.Since(began))
+		}
+		permit.Release()
+	})
+}
+
 // TestMaxWaitOfOuterQuota checks that the MaxWait of an outer quota is for all the time that a caller waits for
 // that quota, however often it asks again.
 func TestMaxWaitOfOuterQuota(t *testing.T) {

@@ -46,9 +46,32 @@ func (n *nest) call(keys []string, op string, args ...any) []int64 {
 // instant. It returns the decision and how long until the request.
 func (n *nest) ask(shows int64) (what int64, in time.Duration) {
 	n.t.Helper()
-	reply := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, shows, 0, 0, n.text, 0, shows, 0, 0, 1800_000_000, 1_000_000, 0, 0, 1, -1, 1, 1)
-	own := reply[headerLen+2+headerLen:]
+	return n.askIn(shows, n.inner, n.outer)
+}
+
+// askIn is ask in any quotas of the plan, of which the first is the innermost.
+func (n *nest) askIn(shows int64, keys ...string) (what int64, in time.Duration) {
+	n.t.Helper()
+	args := []any{0, 0, shows, 0, 0}
+	for range keys[1:] {
+		args = append(args, n.text, 0, shows, 0, 0)
+	}
+	args = append(args, 1800_000_000, 1_000_000, 0, 0, 1, -1)
+	for range keys {
+		args = append(args, 1)
+	}
+	reply := n.call(keys, opBundle, args...)
+	own := reply[len(keys)*headerLen+2:]
 	return own[0], microseconds(own[1] - reply[0])
+}
+
+// giveBack returns the time of a request to a quota.
+func (n *nest) giveBack(key string, in time.Duration) {
+	n.t.Helper()
+	h := parseHeader(n.call([]string{key}, opStatus))
+	if reply := n.call([]string{key}, opCancel, h.generation, h.setBack(), 0, h.now+micros(in), 1); reply[headerLen] != 1 {
+		n.t.Fatalf("got %v, want one canceled", reply)
+	}
 }
 
 // A round is what a call replies to a process: how many of its requests are charged, and for how many
@@ -162,25 +185,62 @@ func TestBundleTakesReturnedTimes(t *testing.T) {
 			times = append(times, in)
 		}
 		second := times[2]
-		giveBack := func(key string) {
-			t.Helper()
-			h := parseHeader(n.call([]string{key}, opStatus))
-			if reply := n.call([]string{key}, opCancel, h.generation, h.setBack(), 0, h.now+micros(second), 1); reply[headerLen] != 1 {
-				t.Fatalf("got %v, want one canceled", reply)
-			}
-		}
 		for _, first := range []string{n.outer, n.inner, n.outer} {
-			giveBack(first)
+			n.giveBack(first, second)
 			if _, in := n.ask(0); in <= times[5] {
 				t.Errorf("got %v of %v, which was returned to one quota, want a later time", in, times)
 			}
 			if first == n.outer {
-				giveBack(n.inner)
+				n.giveBack(n.inner, second)
 			} else {
-				giveBack(n.outer)
+				n.giveBack(n.outer, second)
 			}
 			if _, in := n.ask(0); in != second {
 				t.Errorf("got %v of %v, want %v, which was returned to both quotas", in, times, second)
+			}
+		}
+	})
+}
+
+// TestBundleTakesReturnedTimesOfAll checks that it takes none that was returned to the quotas around the
+// inner one alone.
+func TestBundleTakesReturnedTimesOfAll(t *testing.T) {
+	eachNest(t, "2/s;algo=sliding_log", func(n *nest) {
+		keys := []string{n.inner, n.inner + ":between", n.outer}
+		var times []time.Duration
+		for range 6 {
+			_, in := n.askIn(0, keys...)
+			times = append(times, in)
+		}
+		n.giveBack(keys[2], times[2])
+		n.giveBack(keys[1], times[2])
+		if what, in := n.askIn(0, keys...); what >= -1 || in <= times[5] {
+			n.t.Errorf("got %d in %v of %v, want a reservation at a later time", what, in, times)
+		}
+		n.giveBack(keys[0], times[2])
+		if what, in := n.askIn(0, keys...); what >= -1 || in != times[2] {
+			n.t.Errorf("got %d in %v of %v, want %v, which was returned to all quotas", what, in, times, times[2])
+		}
+	})
+}
+
+// TestBundleReservesUpToSoon checks that a turn is used, and a request reserved, up to exactly the time
+// behind the outermost quota that the caller names.
+func TestBundleReservesUpToSoon(t *testing.T) {
+	eachNest(t, "1/s;algo=sliding_log", func(n *nest) {
+		n.call([]string{n.inner}, opReserve, 1800_000_000, 0, 0, 0, 0, 0, 0, 1, -1, 1)
+		ask := func(soon, turn, turnCount int64) (what, at, in int64) {
+			reply := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, 0, 0, 0, n.text, 0, 0, 0, 0, 1800_000_000, soon, turn, turnCount, 1, -1, 1, 1)
+			own := reply[2*headerLen+2:]
+			return own[0], own[1], own[1] - reply[0]
+		}
+		what, turn, behind := ask(0, 0, 0)
+		if what < -1 || behind < micros(time.Second) {
+			t.Fatalf("got %d in %d µs, want a turn when the inner quota has room", what, behind)
+		}
+		for _, early := range []int64{1, 0} {
+			if what, at, _ := ask(behind-early, turn, 1); (what < -1) != (early == 0) || at != turn {
+				t.Errorf("%d µs too soon got %d at %d, want %d", early, what, at, turn)
 			}
 		}
 	})
@@ -241,6 +301,20 @@ func TestBundleGuards(t *testing.T) {
 	for i, p := range parts {
 		if p.guard < 5*time.Second {
 			t.Errorf("quota %d: got a guard of %v, want 5s at least", i, p.guard)
+		}
+	}
+}
+
+// TestSpareOfShortestWindow checks that reservations are valid longer by a part of the shortest window.
+func TestSpareOfShortestWindow(t *testing.T) {
+	s := New(redis.NewClient(&redis.Options{Addr: "localhost:1"}), Options{})
+	for _, tiers := range [][]string{{"1/5s", "9/h"}, {"9/h", "1/5s"}, {"3;algo=concurrency", "9/h", "1/5s"}} {
+		q, err := s.Open(tiers[0], planOf(t, time.Second, tiers...), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := q.(*quota).spare; got != 10*time.Millisecond {
+			t.Errorf("%v: got %v, want 10ms", tiers, got)
 		}
 	}
 }

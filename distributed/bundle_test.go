@@ -558,6 +558,39 @@ func TestBundleEndsMidLife(t *testing.T) {
 	}
 }
 
+// TestBundleEndedIsLeft checks that a Group can drop the outer quota of callers that were refused because a
+// new policy of it needs Permits.
+func TestBundleEndedIsLeft(t *testing.T) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		ctx, redis := t.Context(), distributed.New(near(t, s), distributed.Options{})
+		policy := throttle.Policy{Name: "outer", Tiers: logs(1)}
+		outer, err := throttle.NewGroup(policy, redis, throttle.GroupOptions{MaxKeys: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := limiter(t, throttle.Policy{Name: "inner", Tiers: logs(2)}, redis).Within(outer.For("a"))
+		var wg sync.WaitGroup
+		var refused atomic.Int64
+		for range 5 {
+			wg.Go(func() {
+				if errors.Is(l.Wait(ctx), throttle.ErrNeedsPermit) {
+					refused.Add(1)
+				}
+			})
+		}
+		time.Sleep(1500 * ms)
+		policy.Tiers = append(policy.Tiers, throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency})
+		if err := outer.SetPolicy(ctx, policy); err != nil {
+			t.Fatal(err)
+		}
+		wg.Wait()
+		time.Sleep(time.Minute)
+		if _, err := outer.For("b").Status(ctx); err != nil || refused.Load() == 0 {
+			t.Errorf("with %d refused, another key gets %v, want its quota", refused.Load(), err)
+		}
+	})
+}
+
 // TestBundleHeadroom checks that Batch requests in nested quotas leave the headroom of either quota to
 // other processes.
 func TestBundleHeadroom(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/calls"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -420,6 +421,38 @@ func TestChangeBeforeTheReply(t *testing.T) {
 		wg.Wait()
 		if !slices.Equal(admitted, []int{0, 1}) {
 			t.Errorf("admitted in the order %v, want 0 and 1", admitted)
+		}
+	})
+}
+
+// TestWaitsShareCallsAfterChange checks that callers that wait together share calls, also after another
+// Limiter of the quota has changed the policy.
+func TestWaitsShareCallsAfterChange(t *testing.T) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		rdb, counter := near(t, s), new(calls.Counter)
+		rdb.AddHook(counter)
+		redis := distributed.New(rdb, distributed.Options{})
+		p := throttle.Policy{Name: "x", Tiers: []throttle.Tier{per(sec, 1000, throttle.SlidingLog)}}
+		l, other := limiter(t, p, redis), limiter(t, p, redis)
+		p.Tiers[0].Limit = 2000
+		if err := other.SetPolicy(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Wait(t.Context()); err != nil { // it adopts the policy
+			t.Fatal(err)
+		}
+		before := counter.Count()
+		var wg sync.WaitGroup
+		for range 100 {
+			wg.Go(func() {
+				if err := l.Wait(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if n := counter.Count() - before; n > 10 {
+			t.Errorf("100 callers make %d calls, want 10 at most", n)
 		}
 	})
 }

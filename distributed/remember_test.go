@@ -48,6 +48,10 @@ func TestPauseSurvivesLoss(t *testing.T) {
 				checkPaused("received by both", two)
 				s.FlushAll()
 				checkPaused("lost", two)
+				time.Sleep(200 * ms)
+				if status, err := two.Status(t.Context()); err != nil || status.Tiers[0].Used != 0 {
+					t.Errorf("after a refused request got %+v, %v, want nothing used", status.Tiers, err)
+				}
 				time.Sleep(sec)
 				checkPaused("restored", one)
 				checkPaused("new process", open())

@@ -348,6 +348,31 @@ func TestOldFormats(t *testing.T) {
 	}
 }
 
+// TestOldReadings checks that a state of the third format, whose readings had no probes, can still be read, and
+// that what its readings have charged for others stays charged.
+func TestOldReadings(t *testing.T) {
+	const at = 1_700_000_000_000_000
+	ctx := t.Context()
+	for _, s := range []*subject{miniSubject(t), realSubject(t)} {
+		s.begin(planOf(t, 50*time.Millisecond, "20/h;algo=sliding_window"))
+		reserved, err := s.answer(at, reserveStep(3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.answer(at+100_000, step{op: opObserve, args: []int64{0, 1, 9, reserved[0], 1, 0, 2_000_000, 1_000_000}}); err != nil {
+			t.Fatal(err)
+		}
+		state := s.rdb.Get(ctx, s.key).Val()
+		third := strings.Replace(state[:len(state)-2*7], "thr5", "thr3", 1)
+		for _, state := range []string{state, third} {
+			s.rdb.Set(ctx, s.key, state, time.Hour)
+			if got, err := s.answer(at+200_000, step{op: opStatus}); err != nil || got[6] != 9 {
+				t.Errorf("%.4s: got %v, %v, want 9 used", state, got, err)
+			}
+		}
+	}
+}
+
 // TestLeasesChange checks that held places survive a change of the policy.
 func TestLeasesChange(t *testing.T) {
 	s := miniSubject(t)
@@ -460,7 +485,8 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
-// TestCalendarChange checks that a change of limit, zone or period keeps what was spent.
+// TestCalendarChange checks that a change of limit, zone or period keeps what was spent, until the new period
+// ends.
 func TestCalendarChange(t *testing.T) {
 	const at = 1_700_000_000_000_000
 	for _, spec := range []string{
@@ -472,8 +498,19 @@ func TestCalendarChange(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.change(planOf(t, 0, spec))
-		if got, err := s.answer(at+1, step{op: opStatus}); err != nil || got[6] != 3 {
+		got, err := s.answer(at+1, step{op: opStatus})
+		if err != nil || got[6] != 3 {
 			t.Errorf("%s: got %v, %v, want 3 used", spec, got, err)
+		}
+		if strings.Contains(spec, "24h") {
+			continue
+		}
+		s.begin(planOf(t, 0, spec))
+		if _, err := s.answer(at, reserveStep(3)); err != nil {
+			t.Fatal(err)
+		}
+		if want, err := s.answer(at+1, step{op: opStatus}); err != nil || got[8] != want[8] {
+			t.Errorf("%s: got 3 used until %d, %v, want %d, the end of its period", spec, got[8], err, want[8])
 		}
 	}
 }

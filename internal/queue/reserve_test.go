@@ -435,6 +435,29 @@ func TestReserverMissedStart(t *testing.T) {
 	})
 }
 
+// TestReserverMissedStartAndEnded tests that such a caller whose context has ended too is not admitted.
+func TestReserverMissedStartAndEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := new(reserver)
+		q := New(complete(Config{Quota: quota}))
+		var late atomic.Int64
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() {
+			_, err := q.Wait(slowContext{ctx, &late}, ticket())
+			done <- err
+		}()
+		question := quota.next(t)
+		late.Store(int64(sec))
+		question.done(quota.at(question, 0), nil)
+		time.Sleep(sec / 2)
+		cancel()
+		if err := <-done; err != context.Canceled || len(quota.canceled) != 1 {
+			t.Errorf("got %v and %d canceled, want its context's error and its time canceled", err, len(quota.canceled))
+		}
+	})
+}
+
 // TestReserverAsksForMore tests that the queue doubles the size of a call while the store admits
 // all requests of a call at once. Callers then wait for the store. Once callers wait for reserved
 // times, the calls are small again.
