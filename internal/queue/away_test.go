@@ -68,8 +68,8 @@ func TestAwayReply(t *testing.T) {
 				if moved := c.d.Verdict == store.Moved; w.err != nil != (c.err == broken) || moved != (replanned > 0) {
 					t.Errorf("got %v; Replanned was called %d times", w.err, replanned)
 				}
-				if <-ahead.done; ahead.err != nil || q.Len() != 0 || len(q.stale) > 0 {
-					t.Errorf("the caller ahead: %v; %d wait, %d are asked for", ahead.err, q.Len(), len(q.stale))
+				if <-ahead.done; ahead.err != nil || q.Len() != 0 || len(q.calls.stale) > 0 {
+					t.Errorf("the caller ahead: %v; %d wait, %d are asked for", ahead.err, q.Len(), len(q.calls.stale))
 				}
 			})
 		})

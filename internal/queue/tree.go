@@ -51,9 +51,9 @@ func (w *waiter) before(rank time.Time, number uint64) bool {
 	return w.number < number
 }
 
-// ahead returns how many waiters are served before a waiter of a rank and number, and the first
-// waiter that is not. It adds their cost to sum. The number of a newcomer is 0.
-func (t *tree) ahead(rank time.Time, number uint64, sum []int64) (n int, next *waiter) {
+// ahead returns how many waiters are served before a waiter of a rank and number, and adds their cost
+// to sum. The number of a newcomer is 0.
+func (t *tree) ahead(rank time.Time, number uint64, sum []int64) (n int) {
 	if number == 0 {
 		number = t.last + 1
 	}
@@ -64,10 +64,10 @@ func (t *tree) ahead(rank time.Time, number uint64, sum []int64) (n int, next *w
 			add(sum, at.Request.Cost)
 			at = at.right
 		} else {
-			next, at = at, at.left
+			at = at.left
 		}
 	}
-	return n, next
+	return n
 }
 
 // aheadByClass is ahead by class.
@@ -84,20 +84,6 @@ func (t *tree) aheadByClass(rank time.Time) (n [3]int) {
 			}
 		}
 		at = at.right
-	}
-	return n
-}
-
-// index returns how many waiters are ahead of w, and adds their cost to sum.
-func (t *tree) index(w *waiter, sum []int64) int {
-	n := w.left.count()
-	w.left.addTo(sum)
-	for at := w; at.parent != nil; at = at.parent {
-		if p := at.parent; at == p.right {
-			n += p.left.count() + 1
-			p.left.addTo(sum)
-			add(sum, p.Request.Cost)
-		}
 	}
 	return n
 }
@@ -174,7 +160,7 @@ func (t *tree) insert(w *waiter) {
 		parent.byClass[w.Class]++
 		add(parent.sum, w.Request.Cost)
 		parent.soonest = sooner(parent.soonest, w.deadline)
-		parent.mixed = parent.mixed || !equal(parent.Request.Cost, w.Request.Cost)
+		parent.mixed = parent.mixed || !slices.Equal(parent.Request.Cost, w.Request.Cost)
 		if parent.before(w.rank, w.number) {
 			at = &parent.right
 		} else {
@@ -342,10 +328,10 @@ func sooner(a, b time.Time) time.Time {
 
 // differs reports whether a waiter in the subtree of a child has another cost than w.
 func (w *waiter) differs(child *waiter) bool {
-	return child != nil && (child.mixed || !equal(child.Request.Cost, w.Request.Cost))
+	return child != nil && (child.mixed || !slices.Equal(child.Request.Cost, w.Request.Cost))
 }
 
 // costs reports whether all waiters have that cost.
 func (t *tree) costs(cost []int64) bool {
-	return t.root == nil || !t.root.mixed && equal(t.root.Request.Cost, cost)
+	return t.root == nil || !t.root.mixed && slices.Equal(t.root.Request.Cost, cost)
 }
