@@ -105,21 +105,9 @@ func (t *tree) at(i int) *waiter {
 	return nil
 }
 
-func (t *tree) first() *waiter {
-	w := t.root
-	for w != nil && w.left != nil {
-		w = w.left
-	}
-	return w
-}
+func (t *tree) first() *waiter { return t.at(0) }
 
-func (t *tree) end() *waiter {
-	w := t.root
-	for w != nil && w.right != nil {
-		w = w.right
-	}
-	return w
-}
+func (t *tree) end() *waiter { return t.at(t.len() - 1) }
 
 // next returns the waiter behind w, or nil if there is none.
 func (w *waiter) next() *waiter {
@@ -291,20 +279,19 @@ func (w *waiter) setParent(p *waiter) {
 
 // update recomputes the fields of w from its children.
 func (w *waiter) update() {
-	w.size = w.left.count() + 1 + w.right.count()
-	w.byClass = [3]int32{}
+	w.size, w.byClass, w.mixed = 1, [3]int32{}, false
 	w.byClass[w.Class] = 1
+	copy(w.sum, w.Request.Cost)
 	for _, child := range []*waiter{w.left, w.right} {
 		if child != nil {
+			w.size += child.size
 			for c, n := range child.byClass {
 				w.byClass[c] += n
 			}
+			add(w.sum, child.sum)
+			w.mixed = w.mixed || w.differs(child)
 		}
 	}
-	copy(w.sum, w.Request.Cost)
-	w.left.addTo(w.sum)
-	w.right.addTo(w.sum)
-	w.mixed = w.differs(w.left) || w.differs(w.right)
 	w.updateSoonest()
 }
 
