@@ -131,3 +131,25 @@ func TestReplaceRefusesAway(t *testing.T) {
 		c.cancel()
 	})
 }
+
+// TestReplaceBehindRefusedAway tests that a queue does not watch its former quota while the Ask of a caller
+// that it has refused, and that was away, is under way.
+func TestReplaceBehindRefusedAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		former, next := later(sec), later(sec)
+		q := New(complete(Config{Quota: former}))
+		var asked []time.Time
+		away := join(q, stepsAside(&asked, time.Minute, false, store.Decision{}, context.Canceled))
+		q.Pause(time.Now().Add(sec), true, errors.New("refused"))
+		q.Replace(complete(Config{Quota: next}))
+		behind := join(q, ticket())
+		if former.watched() != 0 || next.watched() != 1 || q.Len() != 1 {
+			t.Errorf("%d watch the former quota, %d the next, want 0 and 1; %d callers wait", former.watched(), next.watched(), q.Len())
+		}
+		behind.cancel()
+		<-behind.done
+		if <-away.done; away.err == nil || next.watched() != 0 {
+			t.Errorf("the caller that was away: %v; %d watch the quota", away.err, next.watched())
+		}
+	})
+}
