@@ -12,8 +12,8 @@ import (
 // A Meter reads the cost of a request from the response's body, while the caller reads the body.
 // Write each portion to the Meter. The body is JSON, or a stream of server-sent events with JSON as
 // their data, or of Amazon's messages with JSON as their payloads. The last of several values at one
-// path counts, because language models send running totals. A Meter keeps at most 4 KB of the body at a time. It serves one response and is not safe
-// for concurrent use.
+// path counts, because language models send running totals. A Meter keeps at most 4 KB of the body at
+// a time. It serves one response and is not safe for concurrent use.
 type Meter struct {
 	charges []Charge
 	scanner jsonpath.Scanner
@@ -26,9 +26,9 @@ type Meter struct {
 
 const dataPrefix = "data:"
 
-// Meter returns a Meter for the body of r. It uses only the Status and the Header of r. It returns nil if the body
-// adds no cost to those in the header: if no Charge has a Path, or if the body is neither JSON nor
-// a stream, is compressed, or comes from a cache.
+// Meter returns a Meter for the body of r. It uses only the Status and the Header of r. It returns nil
+// if the body adds no cost to those in the header: if no Charge has a Path, or if the body is neither
+// JSON nor a stream, is compressed, or comes from a cache.
 func (p Profile) Meter(r Response) *Meter {
 	kind := mediaType(r.Header)
 	if encoded(r.Header) || cached(r.Header) || kind != eventStream && kind != amazonStream && !isJSON(kind) {

@@ -22,7 +22,9 @@ type Queue struct {
 	waiting atomic.Int64 // callers in the queue
 	timers  timers
 
-	mu      sync.Mutex // guards all below, and all waiters
+	// mu guards all below and the fields of the waiters. Any goroutine may wake a waiter without it, and
+	// the waiter's caller reads how the wait has ended once out is set.
+	mu      sync.Mutex
 	config  Config
 	closed  bool // the queue refuses all callers
 	waiters line
@@ -481,7 +483,8 @@ func (q *Queue) Replace(c Config) {
 	q.reconcile(now, nil)
 }
 
-// renew makes the requests of waiters anew, and returns the waiters. It refuses those for which that fails.
+// renew makes the requests of waiters anew. It refuses those for which that fails, and returns the
+// others.
 func (q *Queue) renew(all []*waiter) (kept []*waiter) {
 	kept = all[:0]
 	for _, w := range all {

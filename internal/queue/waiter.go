@@ -166,7 +166,8 @@ func (w *waiter) dismiss() {
 	}
 }
 
-// accept ends the wait with what the quota has charged, even if the queue has refused the waiter meanwhile.
+// accept ends the wait with what the quota has charged, even if the queue has refused the waiter
+// meanwhile.
 func (w *waiter) accept(r Result) {
 	w.owner, w.Request.Cost, w.decision, w.refusal = r.Owner, r.Cost, r.Decision, nil
 }
