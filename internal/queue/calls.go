@@ -54,13 +54,6 @@ func (c *calls) abort() {
 	}
 }
 
-// interrupt voids the call that is under way.
-func (c *calls) interrupt() {
-	c.abort()
-	c.generation++
-	c.asking, c.cancel = nil, nil
-}
-
 // end ends the call that is under way, and returns for which waiters it asked.
 func (c *calls) end(now time.Time) (asked []*waiter) {
 	asked = c.asking

@@ -439,12 +439,15 @@ func (q *Queue) Close() {
 	q.expelAll(&Refusal{Reason: Closed, Tier: -1})
 }
 
-// interrupt cancels all reservations and voids the calls that are under way.
+// interrupt cancels all reservations and voids the call that is under way.
 func (q *Queue) interrupt() {
+	c := &q.calls
+	c.abort()
+	c.generation++
 	if q.config.Reserver == nil {
-		q.calls.stale = append(q.calls.stale, q.calls.asking...)
+		c.stale = append(c.stale, c.asking...)
 	}
-	q.calls.interrupt()
+	c.asking, c.cancel = nil, nil
 	q.cancelReservations()
 }
 
