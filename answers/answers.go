@@ -40,9 +40,7 @@
 package answers
 
 import (
-	"maps"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/apithrottle/throttle/internal/jsonpath"
@@ -261,7 +259,7 @@ type Reading struct {
 // Read returns the content of r, as described by the profile. It never fails: missing, malformed
 // and absurd values are left out.
 func (p Profile) Read(r Response) Answer {
-	e := event{Response: r, now: r.Got, slack: max(r.Got.Sub(r.Sent), 0)}
+	e := event{Response: r, profile: p, now: r.Got, slack: max(r.Got.Sub(r.Sent), 0)}
 	if r.Sent.IsZero() {
 		e.slack = 0
 	}
@@ -273,73 +271,79 @@ func (p Profile) Read(r Response) Answer {
 		e.body.Scan(r.Body)
 	}
 	var a Answer
-	rule := p.match(&e)
+	rule := e.rule()
 	if !cached(r.Header) {
-		a.Readings, a.Charged = p.readings(&e), p.charged(rule, &e)
+		if len(p.Quotas) > 0 {
+			a.Readings = make([]Reading, 0, len(p.Quotas))
+		}
+		for i := range p.Quotas {
+			a.Readings = p.Quotas[i].read(&e, a.Readings)
+		}
+		a.Charged = e.charged(rule)
 	}
-	a.Refusal = p.refusal(rule, &e, a.Readings)
+	a.Refusal = e.refusal(rule, a.Readings)
 	return a
 }
 
-func (p *Profile) readings(e *event) (rs []Reading) {
-	if len(p.Quotas) > 0 {
-		rs = make([]Reading, 0, len(p.Quotas))
+// Peeks reports whether Read needs the beginning of the body of a response with this status and
+// header. Reading a body early takes time and memory. Peeks reports false for compressed bodies,
+// event streams and upgraded connections, and, if the profile reads values only by Path, for bodies
+// whose Content-Type is not JSON.
+func (p Profile) Peeks(status int, h http.Header) bool {
+	kind := mediaType(h)
+	if encoded(h) || kind == eventStream || status == http.StatusSwitchingProtocols {
+		return false
 	}
+	qs, whole := p.queries(status, h)
+	return whole || len(qs) > 0 && (kind == "" || isJSON(kind))
+}
+
+// queries returns the queries for the body of a response with this status and header. It reports
+// in whole whether a rule matches text anywhere in the body.
+func (p *Profile) queries(status int, h http.Header) (qs []jsonpath.Query, whole bool) {
 	for i := range p.Quotas {
-		rs = p.Quotas[i].read(e, rs)
-	}
-	return rs
-}
-
-// charged returns the charges in the status and the header. Those of the rule that matches, if it is
-// not nil, come last.
-func (p *Profile) charged(rule *Rule, e *event) (as []Amount) {
-	for i := range p.Charges {
-		c := &p.Charges[i]
-		if n, ok := c.inHead(e); ok && !rule.costs(c.Unit) {
-			as = addCharge(as, c, n)
+		for _, f := range p.Quotas[i].fields() {
+			qs = f.addQuery(qs, false)
 		}
 	}
-	if rule != nil && len(rule.Cost) > 0 {
-		for _, unit := range slices.Sorted(maps.Keys(rule.Cost)) {
-			as = append(as, Amount{unitOrRequests(unit), min(max(rule.Cost[unit], 0), maxCount)})
+	refused := status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable
+	for i := range p.Rules {
+		rule := &p.Rules[i]
+		if !rule.matchesHead(status, h) {
+			continue
+		}
+		refused = refused || rule.Kind != Passed
+		for j := range rule.Delay {
+			qs = rule.Delay[j].addQuery(qs, false)
+		}
+		qs = rule.Asked.addQuery(qs, false)
+		if rule.Text == "" && rule.Method == "" {
+			break // this rule matches, whatever the body: later rules don't count
+		}
+		switch {
+		case rule.Text == "":
+		case rule.Path == "":
+			whole = true
+		default:
+			qs = append(qs, jsonpath.Query{Path: rule.Path, Pattern: rule.Text})
 		}
 	}
-	return as
-}
-
-// costs reports whether the rule has the cost of a unit.
-func (r *Rule) costs(unit string) (has bool) {
-	if r != nil && len(r.Cost) > 0 {
-		for name := range r.Cost {
-			has = has || unitOrRequests(name) == unitOrRequests(unit)
+	for _, fields := range [...][]Field{p.RetryAfter, p.Reasons} {
+		for i := range fields {
+			if refused {
+				qs = fields[i].addQuery(qs, false)
+			}
 		}
 	}
-	return has
+	return qs, whole
 }
 
-// inHead returns the charge in the status and the header, if there is one.
-func (c *Charge) inHead(e *event) (n int64, ok bool) {
-	if len(c.ByStatus) > 0 {
-		if n, ok = c.ByStatus[e.Status]; !ok {
-			n, ok = c.ByStatus[0]
-		}
-		return min(max(n, 0), maxCount), ok
-	}
-	if c.Field.Header != "" {
-		n, ok = c.Field.count(e, up)
-	}
-	if c.Or.Header != "" && !ok {
-		n, ok = c.Or.count(e, up)
-	}
-	return n, ok
-}
-
-// An event is a response and the provider's clock.
+// An event is a response that a profile reads, and the provider's clock.
 type event struct {
 	Response
-	body  jsonpath.Scanner // contains the values found in Body
-	now   time.Time        // when the provider answered, by its clock; Got if there is no Date
-	dated bool             // now is the Date, cut to the second
-	slack time.Duration    // the longest time that the response can have been in flight
+	profile Profile
+	body    jsonpath.Scanner // contains the values found in Body
+	now     time.Time        // when the provider answered, by its clock; Got if there is no Date
+	dated   bool             // now is the Date, cut to the second
+	slack   time.Duration    // the longest time that the response can have been in flight
 }

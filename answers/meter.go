@@ -2,15 +2,18 @@ package answers
 
 import (
 	"bytes"
+	"net/http"
+	"strings"
 
 	"github.com/apithrottle/throttle/internal/jsonpath"
+	"github.com/apithrottle/throttle/internal/retryafter"
 )
 
 // A Meter reads the cost of a request from the response's body, while the caller reads the body.
 // Write each portion to the Meter. The body is JSON, or a stream of server-sent events with JSON as
 // their data, or of Amazon's messages with JSON as their payloads. The last of several values at one
-// path counts, because language models send running totals. A Meter keeps at most 4 KB of the body at a time. It serves one response and is not safe
-// for concurrent use.
+// path counts, because language models send running totals. A Meter keeps at most 4 KB of the body at
+// a time. It serves one response and is not safe for concurrent use.
 type Meter struct {
 	charges []Charge
 	scanner jsonpath.Scanner
@@ -23,9 +26,9 @@ type Meter struct {
 
 const dataPrefix = "data:"
 
-// Meter returns a Meter for the body of r. It uses only the Status and the Header of r. It returns nil if the body
-// adds no cost to those in the header: if no Charge has a Path, or if the body is neither JSON nor
-// a stream, is compressed, or comes from a cache.
+// Meter returns a Meter for the body of r. It uses only the Status and the Header of r. It returns nil
+// if the body adds no cost to those in the header: if no Charge has a Path, or if the body is neither
+// JSON nor a stream, is compressed, or comes from a cache.
 func (p Profile) Meter(r Response) *Meter {
 	kind := mediaType(r.Header)
 	if encoded(r.Header) || cached(r.Header) || kind != eventStream && kind != amazonStream && !isJSON(kind) {
@@ -137,19 +140,28 @@ func (m *Meter) Charged() (as []Amount) {
 	return as
 }
 
-// addCharge adds a charge of n, times its Times, to as.
-func addCharge(as []Amount, c *Charge, n int64) []Amount {
-	unit := unitOrRequests(c.Unit)
-	if times := max(c.Times, 1); n > maxCount/times {
-		n = maxCount
-	} else {
-		n *= times
-	}
-	for i := range as {
-		if as[i].Unit == unit {
-			as[i].N = min(as[i].N+n, maxCount)
-			return as
-		}
-	}
-	return append(as, Amount{unit, n})
+// cached reports whether the response comes from a cache. Its values are out of date.
+func cached(h http.Header) bool {
+	age, ok := retryafter.Seconds(h.Get("Age"))
+	return ok && age > 0
+}
+
+const eventStream = "text/event-stream"
+
+// mediaType returns the media type of the body, or "" if there is no Content-Type.
+func mediaType(h http.Header) string {
+	kind, _, _ := strings.Cut(h.Get("Content-Type"), ";")
+	return strings.ToLower(strings.Trim(kind, " \t"))
+}
+
+// isJSON reports whether a media type is JSON, such as application/json, application/problem+json
+// and application/x-amz-json-1.1.
+func isJSON(media string) bool {
+	return strings.HasSuffix(media, "/json") || strings.HasSuffix(media, "+json") || strings.Contains(media, "-json-")
+}
+
+// encoded reports whether the body is compressed.
+func encoded(h http.Header) bool {
+	coding := h.Get("Content-Encoding")
+	return coding != "" && !strings.EqualFold(coding, "identity")
 }

@@ -110,28 +110,28 @@ type Rule struct {
 	Reason string
 }
 
-// match returns the first rule that matches, or nil if none does.
-func (p *Profile) match(e *event) *Rule {
-	for i := range p.Rules {
-		if p.Rules[i].matches(e) {
-			return &p.Rules[i]
+// rule returns the first rule that matches, or nil if none does.
+func (e *event) rule() *Rule {
+	for i := range e.profile.Rules {
+		if r := &e.profile.Rules[i]; r.matches(e) {
+			return r
 		}
 	}
 	return nil
 }
 
 // refusal returns the refusal of the rule that matches, or of the standards if that is nil.
-func (p *Profile) refusal(rule *Rule, e *event, known []Reading) Refusal {
+func (e *event) refusal(rule *Rule, known []Reading) Refusal {
 	if rule != nil {
-		return p.refusalBy(rule, e, known)
+		return e.refusalBy(rule, known)
 	}
 	r, refused := retryafter.Read(&http.Response{StatusCode: e.Status, Header: e.Header}, e.now)
 	if !refused {
 		return Refusal{}
 	}
-	limited := Refusal{Kind: Limited, Delay: r.Delay, Known: r.Known, Reason: p.reason(e)}
-	if p.RetryAfter != nil {
-		if limited.readDelay(e, p.RetryAfter); e.Status == http.StatusServiceUnavailable {
+	limited := Refusal{Kind: Limited, Delay: r.Delay, Known: r.Known, Reason: e.reason()}
+	if after := e.profile.RetryAfter; after != nil {
+		if limited.readDelay(e, after); e.Status == http.StatusServiceUnavailable {
 			limited.Delay = min(limited.Delay, retryafter.LongestOutage)
 		}
 	}
@@ -139,13 +139,13 @@ func (p *Profile) refusal(rule *Rule, e *event, known []Reading) Refusal {
 }
 
 // refusalBy returns the refusal of a rule that matches.
-func (p *Profile) refusalBy(rule *Rule, e *event, known []Reading) Refusal {
-	r := Refusal{Kind: rule.Kind, Reason: cmp.Or(rule.Reason, p.reason(e), strings.Trim(rule.Text, "*"))}
+func (e *event) refusalBy(rule *Rule, known []Reading) Refusal {
+	r := Refusal{Kind: rule.Kind, Reason: cmp.Or(rule.Reason, e.reason(), strings.Trim(rule.Text, "*"))}
 	if r.Kind == Passed {
 		return r
 	}
 	r.Wide, r.Unit = rule.Wide, rule.Unit
-	after := p.RetryAfter
+	after := e.profile.RetryAfter
 	if after == nil {
 		after = []Field{{Header: "Retry-After", Format: RetryAfter}}
 	}
@@ -226,9 +226,9 @@ func location(zone string) (*time.Location, error) {
 
 var errNoZone = errors.New("not an IANA time zone")
 
-func (p *Profile) reason(e *event) string {
-	for i := range p.Reasons {
-		if v := p.Reasons[i].text(e); len(v) <= maxReason && utf8.ValidString(v) && strings.IndexFunc(v, unprintable) < 0 && v != "" {
+func (e *event) reason() string {
+	for i := range e.profile.Reasons {
+		if v := e.profile.Reasons[i].text(e); len(v) <= maxReason && utf8.ValidString(v) && strings.IndexFunc(v, unprintable) < 0 && v != "" {
 			return v
 		}
 	}

@@ -68,8 +68,8 @@ func TestAwayReply(t *testing.T) {
 				if moved := c.d.Verdict == store.Moved; w.err != nil != (c.err == broken) || moved != (replanned > 0) {
 					t.Errorf("got %v; Replanned was called %d times", w.err, replanned)
 				}
-				if <-ahead.done; ahead.err != nil || q.Len() != 0 || len(q.stale) > 0 {
-					t.Errorf("the caller ahead: %v; %d wait, %d are asked for", ahead.err, q.Len(), len(q.stale))
+				if <-ahead.done; ahead.err != nil || q.Len() != 0 || len(q.calls.stale) > 0 {
+					t.Errorf("the caller ahead: %v; %d wait, %d are asked for", ahead.err, q.Len(), len(q.calls.stale))
 				}
 			})
 		})
@@ -129,5 +129,27 @@ func TestReplaceRefusesAway(t *testing.T) {
 			t.Errorf("ended: %v, %v; %d callers wait", c.ended(), c.err, q.Len())
 		}
 		c.cancel()
+	})
+}
+
+// TestReplaceBehindRefusedAway tests that a queue does not watch its former quota while the Ask of a caller
+// that it has refused, and that was away, is under way.
+func TestReplaceBehindRefusedAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		former, next := later(sec), later(sec)
+		q := New(complete(Config{Quota: former}))
+		var asked []time.Time
+		away := join(q, stepsAside(&asked, time.Minute, false, store.Decision{}, context.Canceled))
+		q.Pause(time.Now().Add(sec), true, errors.New("refused"))
+		q.Replace(complete(Config{Quota: next}))
+		behind := join(q, ticket())
+		if former.watched() != 0 || next.watched() != 1 || q.Len() != 1 {
+			t.Errorf("%d watch the former quota, %d the next, want 0 and 1; %d callers wait", former.watched(), next.watched(), q.Len())
+		}
+		behind.cancel()
+		<-behind.done
+		if <-away.done; away.err == nil || next.watched() != 0 {
+			t.Errorf("the caller that was away: %v; %d watch the quota", away.err, next.watched())
+		}
 	})
 }

@@ -2,6 +2,7 @@ package queue
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/apithrottle/throttle/store"
@@ -9,7 +10,7 @@ import (
 
 // forecasts are used to refuse newcomers whose deadline is too near. They are kept while callers
 // wait, because only then the queue watches the quota. A caller that finds no queue needs none: see
-// Queue.soonest.
+// Config.soonest.
 //
 // A forecast is a lower bound and remains one while callers join and leave, because it depends on
 // the quota and not on the callers. How long a total cost takes, in requests of any size, is a sum
@@ -28,7 +29,8 @@ type forecasts struct {
 // A forecast is a forecast of one copy of the quota.
 type forecast struct {
 	store.Forecast
-	made time.Time
+	config *Config
+	made   time.Time
 	// admitted is the number of this queue's admissions since made.
 	admitted int
 	// cost is the cost of those admissions, by unit.
@@ -79,17 +81,17 @@ func (f *forecasts) drop() { f.current, f.next = nil, nil }
 // makeForecast returns a new forecast for newcomers of a cost, or nil if the quota has none. It
 // counts waiters that are asked for as already charged.
 func (q *Queue) makeForecast(cost []int64, now time.Time) *forecast {
-	f := &forecast{Forecast: q.config.Quota.Forecast(), made: now, admitted: -len(q.asking) - len(q.stale), cost: make([]int64, len(cost))}
+	f := &forecast{Forecast: q.config.Quota.Forecast(), config: &q.config, made: now, cost: make([]int64, len(cost))}
 	if f.Forecast == nil {
 		return nil
 	}
-	q.forecasts.early = q.forecasts.early || len(q.asking) > 0 && q.reserver == nil || len(q.stale) > 0
-	for _, asked := range [][]*waiter{q.asking, q.stale} {
+	q.forecasts.early = q.forecasts.early || len(q.calls.asking) > 0 && q.config.Reserver == nil || len(q.calls.stale) > 0
+	for _, asked := range [][]*waiter{q.calls.asking, q.calls.stale} {
 		for _, w := range asked {
 			if w.out.Load() { // its cost may have other units
-				f.admitted++
 				continue
 			}
+			f.admitted--
 			for u, n := range w.Request.Cost {
 				f.cost[u] -= n
 			}
@@ -105,7 +107,7 @@ func (f *forecast) noteCost(cost []int64) bool {
 	if f.each == nil {
 		f.each = cost
 	}
-	f.mixed = f.mixed || !equal(f.each, cost)
+	f.mixed = f.mixed || !slices.Equal(f.each, cost)
 	return !f.mixed
 }
 
@@ -126,7 +128,7 @@ func (q *Queue) forecastNow(cost []int64, reach, steps int, now time.Time) *fore
 	if uniform {
 		for _, known := range []*forecast{f.next, f.current} {
 			if known != nil && known.noteCost(cost) {
-				known.extend(cost, min(reach+known.admitted, len(known.at)+steps), q.config.Guard)
+				known.extend(cost, min(reach+known.admitted, len(known.at)+steps))
 			}
 		}
 	}
@@ -138,10 +140,10 @@ func (q *Queue) forecastNow(cost []int64, reach, steps int, now time.Time) *fore
 }
 
 // extend simulates admissions up to the n-th, counted from 0.
-func (f *forecast) extend(cost []int64, n int, guard func() time.Duration) {
+func (f *forecast) extend(cost []int64, n int) {
 	for len(f.at) <= n {
 		r := store.Request{Cost: cost, Held: true}
-		if guard != nil {
+		if guard := f.config.Guard; guard != nil {
 			r.Guard = guard()
 		}
 		at, tier := f.Next(r)
@@ -153,41 +155,22 @@ func (f *forecast) extend(cost []int64, n int, guard func() time.Duration) {
 }
 
 // steps returns how many admissions one newcomer may simulate.
-func (q *Queue) steps(now time.Time) int {
-	return int(min(mostSteps, max(leastSteps, now.Sub(q.forecasts.extendedAt)/timePerStep)))
+func (f *forecasts) steps(now time.Time) int {
+	return int(min(mostSteps, max(leastSteps, now.Sub(f.extendedAt)/timePerStep)))
 }
 
 // expected returns a lower bound of a request's wait behind ahead waiters of the total cost sum,
 // and the tier that decides.
 func (q *Queue) expected(w *newcomer, ahead int, sum []int64, steps int, now time.Time) (wait time.Duration, tier int) {
 	if q.unwatch == nil {
-		return q.soonest(w, now)
+		return q.config.soonest(w, now)
 	}
 	f := q.forecastNow(w.Request.Cost, ahead, steps, now)
 	if f == nil {
 		return 0, -1
 	}
-	return q.expectedBy(f, w, ahead, sum, now)
+	return f.expected(w, ahead, sum, q.waiters.costs(w.Request.Cost), now)
 }
-
-// soonest returns a lower bound of the wait of a request that finds no queue, and the tier that
-// decides. The queue does not watch the quota then, so the bound is never kept.
-func (q *Queue) soonest(w *newcomer, now time.Time) (wait time.Duration, tier int) {
-	quota := q.config.Quota
-	wait, tier = quota.Soonest(w.Request.Cost, 0)
-	if old := w.Since.Add(q.config.Aging).Sub(now); q.yields(w) && wait < old {
-		if leaving, decides := quota.Soonest(w.Request.Cost, int64(q.config.Headroom)); leaving > wait {
-			wait, tier = min(leaving, old), decides
-		}
-	}
-	if wait == forever {
-		return 0, tier // only a release helps, which may come at once
-	}
-	return wait, tier
-}
-
-// yields reports whether a request leaves headroom until it has aged.
-func (q *Queue) yields(w *newcomer) bool { return w.Class == Batch && q.config.Headroom > 0 }
 
 // behind returns the total cost ahead of a request behind waiters of the total cost sum, counted
 // from made.
@@ -199,21 +182,16 @@ func (f *forecast) behind(sum []int64) []int64 {
 	return ahead
 }
 
-// expectedBy is expected with a given forecast.
-func (q *Queue) expectedBy(f *forecast, w *newcomer, ahead int, sum []int64, now time.Time) (wait time.Duration, tier int) {
+// expected is Queue.expected with a given forecast. It is uniform if all waiters have the cost of w.
+func (f *forecast) expected(w *newcomer, ahead int, sum []int64, uniform bool, now time.Time) (wait time.Duration, tier int) {
 	cost, before := w.Request.Cost, f.behind(sum)
 	at, tier := f.Total(before, cost, 0)
-	if n := ahead + f.admitted; n >= 0 && n < len(f.at) && !f.mixed && q.waiters.costs(cost) && f.at[n] > at {
+	if n := ahead + f.admitted; n >= 0 && n < len(f.at) && !f.mixed && uniform && f.at[n] > at {
 		at, tier = f.at[n], int(f.tier[n])
 	}
-	if old := w.Since.Add(q.config.Aging).Sub(f.made); q.yields(w) && at < old {
-		if leaving, decides := f.Total(before, cost, int64(q.config.Headroom)); leaving > at {
-			at, tier = min(leaving, old), decides
-		}
-	}
-	if at == forever {
-		return 0, tier // only a release helps, which may come at once
-	}
+	at, tier = f.config.yielding(w, f.made, at, tier, func(headroom int64) (time.Duration, int) {
+		return f.Total(before, cost, headroom)
+	})
 	return max(0, at-now.Sub(f.made)), tier
 }
 
@@ -233,31 +211,19 @@ func (q *Queue) refuseIfLate(w *newcomer, now time.Time) error {
 func (q *Queue) outlook(w *newcomer, now time.Time) (o Outlook) {
 	var ahead int
 	o.Wait, o.Tier, ahead = q.forecast(w, now)
-	if o.Wait > w.timeLeft(now) && q.mayBeOvertaken(w.rank) && q.review(now, q.steps(now)) {
+	if o.Wait > w.timeLeft(now) && q.reviews.mayBeOvertaken(w.rank) && q.review(now, q.forecasts.steps(now)) {
 		o.Wait, o.Tier, ahead = q.forecast(w, now)
 	}
-	if o.Wait > w.timeLeft(now) && !q.mayBeOvertaken(w.rank) {
+	if o.Wait > w.timeLeft(now) && !q.reviews.mayBeOvertaken(w.rank) {
 		o.Refusal = &Refusal{Reason: Late, Tier: o.Tier, Wait: o.Wait, Ahead: ahead}
 	}
 	return o
 }
 
-// mayBeOvertaken reports whether waiters up to a rank have been overtaken and may be late.
-func (q *Queue) mayBeOvertaken(rank time.Time) bool {
-	return !q.overtakenFrom.IsZero() && !rank.Before(q.overtakenFrom)
-}
-
-// noteOvertaken notes that w has overtaken the waiters behind it.
-func (q *Queue) noteOvertaken(w *waiter) {
-	if next := w.next(); next != nil && (q.overtakenFrom.IsZero() || next.rank.Before(q.overtakenFrom)) {
-		q.overtakenFrom = next.rank
-	}
-}
-
 // forecast returns a lower bound of a newcomer's wait.
 func (q *Queue) forecast(w *newcomer, now time.Time) (wait time.Duration, tier, ahead int) {
 	sum := make([]int64, len(w.Request.Cost))
-	ahead, _ = q.waiters.ahead(w.rank, w.number, sum)
+	ahead = q.waiters.ahead(w.rank, w.number, sum)
 	tier = -1
 	if n := len(q.reserved); n > 0 {
 		d := q.reserved[min(ahead, n-1)] // its own time, or the last one ahead of it
@@ -266,12 +232,12 @@ func (q *Queue) forecast(w *newcomer, now time.Time) (wait time.Duration, tier, 
 			return max(0, wait), tier, ahead
 		}
 	}
-	if ahead > len(q.reserved) && q.retryWaiter == q.firstUnreserved() && q.nextAskAt.After(now) {
-		if ready := q.readyAt.Sub(now); ready > wait {
-			wait, tier = ready, q.decider-1
+	if ahead > len(q.reserved) && q.calls.retry == q.firstUnreserved() && q.calls.retryAt.After(now) {
+		if ready := q.calls.readyAt.Sub(now); ready > wait {
+			wait, tier = ready, q.calls.decider-1
 		}
 	}
-	if least, decides := q.expected(w, ahead, sum, q.steps(now), now); least > wait {
+	if least, decides := q.expected(w, ahead, sum, q.forecasts.steps(now), now); least > wait {
 		wait, tier = least, decides
 	}
 	return wait, tier, ahead
@@ -301,15 +267,14 @@ func (q *Queue) Forecast(t Ticket) Outlook {
 	_ = w.renew(q.config.Owner)
 	w.rank = q.rank(w)
 	o := q.outlook(w, now)
-	if n := q.waiters.len() + q.away.len(); o.Refusal == nil && q.isLimited(n+1, now) {
+	if n := q.Len(); o.Refusal == nil && q.isLimited(n+1, now) {
 		none := make([]int64, len(w.Request.Cost))
-		ahead, _ := q.waiters.ahead(w.rank, w.number, none)
-		if away, _ := q.away.ahead(w.rank, math.MaxUint64, none); ahead+away == n {
+		if q.waiters.ahead(w.rank, w.number, none)+q.away.ahead(w.rank, math.MaxUint64, none) == n {
 			o.Refusal = &Refusal{Reason: Full, Tier: -1, Ahead: n}
 		}
 	}
 	o.Ahead = q.waiters.aheadByClass(w.rank)
-	for _, asked := range q.asking {
+	for _, asked := range q.calls.asking {
 		if asked.Ask != nil && !asked.out.Load() && asked.before(w.rank, math.MaxUint64) {
 			o.Ahead[asked.Class]--
 		}
@@ -329,17 +294,38 @@ func (q *Queue) DropForecast() {
 func (q *Queue) Ahead(c Class) [3]int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.waiters.aheadByClass(q.naturalRank(&newcomer{Ticket: Ticket{Class: c, Since: time.Now()}}))
+	return q.waiters.aheadByClass(q.config.rank(&newcomer{Ticket: Ticket{Class: c, Since: time.Now()}}))
+}
+
+// reviews are the searches for waiters that are late.
+type reviews struct {
+	// nextAt is when the next review may run, after a long one.
+	nextAt time.Time
+	// overtakenFrom is the rank from which on waiters have been overtaken since the last review. If
+	// zero, none have.
+	overtakenFrom time.Time
+}
+
+// mayBeOvertaken reports whether waiters up to a rank have been overtaken and may be late.
+func (r *reviews) mayBeOvertaken(rank time.Time) bool {
+	return !r.overtakenFrom.IsZero() && !rank.Before(r.overtakenFrom)
+}
+
+// noteOvertaken notes that w has overtaken the waiters behind it.
+func (r *reviews) noteOvertaken(w *waiter) {
+	if next := w.next(); next != nil && (r.overtakenFrom.IsZero() || next.rank.Before(r.overtakenFrom)) {
+		r.overtakenFrom = next.rank
+	}
 }
 
 // review refuses the waiters that are late because of a pause or because they were overtaken, from
 // the first on. Each refusal shortens the waits behind it. It returns false, without a review, if
 // the last one was long and recent.
 func (q *Queue) review(now time.Time, steps int) bool {
-	if now.Before(q.nextReviewAt) {
+	if now.Before(q.reviews.nextAt) {
 		return false
 	}
-	q.overtakenFrom = time.Time{}
+	q.reviews.overtakenFrom = time.Time{}
 	root := q.waiters.root
 	if root == nil {
 		return true
@@ -353,10 +339,19 @@ func (q *Queue) review(now time.Time, steps int) bool {
 		q.expel(w, r.refusal)
 	}
 	if r.visited > reviewAlways {
-		q.nextReviewAt = now.Add(time.Duration(r.visited) * reviewPerPlace)
+		q.reviews.nextAt = now.Add(time.Duration(r.visited) * reviewPerPlace)
 	}
 	q.reconcile(now, nil)
 	return true
+}
+
+// reviewEarly reviews the waiters after the reply to a request that a forecast took for charged: a
+// newcomer may have joined that is late.
+func (q *Queue) reviewEarly(now time.Time) {
+	if q.forecasts.early {
+		q.forecasts = forecasts{}
+		q.review(now, q.forecasts.steps(now))
+	}
 }
 
 // A reviewer searches for waiters that are late.
@@ -398,10 +393,10 @@ func (r *reviewer) late(at *waiter, ahead int, sum []int64) *waiter {
 }
 
 func (r *reviewer) isLate(w *waiter, ahead int, sum []int64) bool {
-	if w.deadline.IsZero() || r.queue.isAsked(w) {
+	if w.deadline.IsZero() || r.queue.calls.includes(w) {
 		return false
 	}
-	wait, tier := r.queue.expectedBy(r.forecast, &w.newcomer, ahead, sum, r.now)
+	wait, tier := r.forecast.expected(&w.newcomer, ahead, sum, r.queue.waiters.costs(w.Request.Cost), r.now)
 	r.refusal = &Refusal{Reason: Late, Tier: tier, Wait: wait, Ahead: ahead}
 	return wait > w.timeLeft(r.now)
 }
@@ -409,7 +404,7 @@ func (r *reviewer) isLate(w *waiter, ahead int, sum []int64) bool {
 // bound returns an upper bound of the forecast for all waiters in a subtree.
 func (r *reviewer) bound(at *waiter, ahead int, sum []int64) time.Duration {
 	f := r.forecast
-	latest, _ := f.Total(f.behind(sum), at.sum, int64(r.queue.config.Headroom))
+	latest, _ := f.Total(f.behind(sum), at.sum, int64(f.config.Headroom))
 	if last := min(ahead+at.size-1+f.admitted, len(f.at)-1); last >= 0 {
 		latest = max(latest, f.at[last])
 	}

@@ -144,8 +144,8 @@ func (p *workload) run(t *testing.T) {
 		all.Wait()
 		time.Sleep(time.Minute) // pauses and noise after the last client
 		p.asked = quota.asked
-		if q.Len() != 0 || q.unwatch != nil || len(q.asking) > 0 {
-			t.Errorf("after the run %d callers wait, the queue asks for %d, watched: %v", q.Len(), len(q.asking), q.unwatch != nil)
+		if q.Len() != 0 || q.unwatch != nil || len(q.calls.asking) > 0 {
+			t.Errorf("after the run %d callers wait, the queue asks for %d, watched: %v", q.Len(), len(q.calls.asking), q.unwatch != nil)
 		}
 	})
 }

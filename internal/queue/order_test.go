@@ -63,8 +63,8 @@ func playCallers(t *testing.T, seed uint64, queues int) (ends []string) {
 		ends = append(ends, fmt.Sprintf("ended after %v with admission %v", c.end.Sub(begin), c.err == nil))
 	}
 	for _, q := range all {
-		if q.Len() != 0 || q.ahead != nil {
-			t.Errorf("%d callers wait, of which one has a place: %v", q.Len(), q.ahead != nil)
+		if q.Len() != 0 || q.waiters.leader != nil {
+			t.Errorf("%d callers wait, of which one has a place: %v", q.Len(), q.waiters.leader != nil)
 		}
 	}
 	return ends

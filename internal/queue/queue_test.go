@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -56,7 +57,7 @@ func TestRecost(t *testing.T) {
 		first, second, fixed := join(q, priced()), join(q, priced()), join(q, ticket(10))
 		price.Store(1)
 		time.Sleep(10 * sec)
-		if !first.ended() || !second.ended() || fixed.ended() || !equal(first.result.Cost, cost(1)) {
+		if !first.ended() || !second.ended() || fixed.ended() || !slices.Equal(first.result.Cost, cost(1)) {
 			t.Errorf("after 10 s the first two ended: %v, %v; the third: %v; the first was charged %v", first.ended(), second.ended(), fixed.ended(), first.result.Cost)
 		}
 		time.Sleep(2 * sec)
@@ -495,11 +496,11 @@ func (r *blockingCallers) check(t *testing.T) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	want := min(1, q.waiters.len())
-	if len(r.asking) != want || len(q.asking) != want || want == 1 && q.asking[0] != q.waiters.first() {
+	if len(r.asking) != want || len(q.calls.asking) != want || want == 1 && q.calls.asking[0] != q.waiters.first() {
 		t.Fatalf("of %d waiters %d ask, want only the first", q.waiters.len(), len(r.asking))
 	}
-	if (q.cancel != nil) != (want == 1) || q.Len() != q.waiters.len() {
-		t.Fatalf("%d in the queue, Len is %d, the call can be canceled: %v", q.waiters.len(), q.Len(), q.cancel != nil)
+	if (q.calls.cancel != nil) != (want == 1) || q.Len() != q.waiters.len() {
+		t.Fatalf("%d in the queue, Len is %d, the call can be canceled: %v", q.waiters.len(), q.Len(), q.calls.cancel != nil)
 	}
 }
 

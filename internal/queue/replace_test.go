@@ -284,8 +284,8 @@ func TestJoinedPanics(t *testing.T) {
 				t.Error(c.err)
 			}
 		}
-		if q.Len() != 0 || q.waiters.len() != 0 || len(q.asking) > 0 {
-			t.Errorf("%d callers wait, asking for %d", q.Len(), len(q.asking))
+		if q.Len() != 0 || q.waiters.len() != 0 || len(q.calls.asking) > 0 {
+			t.Errorf("%d callers wait, asking for %d", q.Len(), len(q.calls.asking))
 		}
 	})
 }

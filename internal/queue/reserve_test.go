@@ -160,7 +160,7 @@ func TestReserverCancelsOnce(t *testing.T) {
 					if now := time.Now(); d.Reservation.Expired(now) || now.Before(d.Reservation.Start) {
 						t.Errorf("seed %d: admitted at %v with %+v", seed, now, d.Reservation)
 					}
-					if !equal(d.Reservation.Cost, ticket.Cost) {
+					if !slices.Equal(d.Reservation.Cost, ticket.Cost) {
 						t.Errorf("seed %d: %v reserved, want %v", seed, d.Reservation.Cost, ticket.Cost)
 					}
 				})
@@ -183,8 +183,8 @@ func TestReserverCancelsOnce(t *testing.T) {
 					t.Errorf("seed %d: %+v was used or canceled %d times", seed, d.Reservation, n)
 				}
 			}
-			if len(seen) != len(quota.reserved) || q.Len() != 0 || len(q.reserved)+len(q.asking) > 0 || quota.watched() != 0 {
-				t.Errorf("seed %d: %d of %d used or canceled, %d callers wait, %d reserved or asked for, %d watchers", seed, len(seen), len(quota.reserved), q.Len(), len(q.asking), quota.watched())
+			if len(seen) != len(quota.reserved) || q.Len() != 0 || len(q.reserved)+len(q.calls.asking) > 0 || quota.watched() != 0 {
+				t.Errorf("seed %d: %d of %d used or canceled, %d callers wait, %d reserved or asked for, %d watchers", seed, len(seen), len(quota.reserved), q.Len(), len(q.calls.asking), quota.watched())
 			}
 		})
 		if t.Failed() {
@@ -304,7 +304,7 @@ func TestReserverRefused(t *testing.T) {
 		quota.next(t).done([]store.Decision{{Verdict: store.Later, Wait: sec}}, nil)
 		other := join(q, ticket(2).of(Interactive))
 		question := quota.next(t)
-		if !equal(question.requests[0].Cost, cost(2)) {
+		if !slices.Equal(question.requests[0].Cost, cost(2)) {
 			t.Errorf("asked for %+v first", question.requests[0])
 		}
 		question.done([]store.Decision{{Verdict: store.Admitted}}, nil)

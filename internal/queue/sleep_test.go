@@ -36,7 +36,7 @@ func TestAlarmEnds(t *testing.T) {
 			time.Sleep(time.Duration(i/2) * time.Microsecond)
 			end()
 		})
-		q.sleepUntil(ctx, w, time.Hour, a)
+		q.timers.sleepOn(ctx, w, time.Hour, a)
 		ends.Wait()
 		cancel()
 	}
@@ -50,7 +50,7 @@ func TestAlarmStopped(t *testing.T) {
 		t.Skip("no alarms here")
 	}
 	q := New(complete(Config{Quota: later(time.Hour)}))
-	q.timersLate.Store(true)
+	q.timers.late.Store(true)
 	w := &waiter{wake: make(chan struct{}, 1)}
 	var stops sync.WaitGroup
 	stops.Go(func() {
@@ -59,8 +59,8 @@ func TestAlarmStopped(t *testing.T) {
 		}
 		a.Stop()
 	})
-	q.sleepUntil(t.Context(), w, time.Hour, a)
-	if stops.Wait(); q.timersLate.Load() {
+	q.timers.sleepOn(t.Context(), w, time.Hour, a)
+	if stops.Wait(); q.timers.late.Load() {
 		t.Error("the next waiter uses an alarm again")
 	}
 }
@@ -76,7 +76,7 @@ func TestTimersAreExactInVirtualTime(t *testing.T) {
 				if _, err := q.Wait(t.Context(), ticket().of(Class(i%3))); err != nil {
 					t.Error(err)
 				}
-				if q.timersLate.Load() {
+				if q.timers.late.Load() {
 					t.Error("a timer was late")
 				}
 			})

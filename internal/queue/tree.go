@@ -51,9 +51,9 @@ func (w *waiter) before(rank time.Time, number uint64) bool {
 	return w.number < number
 }
 
-// ahead returns how many waiters are served before a waiter of a rank and number, and the first
-// waiter that is not. It adds their cost to sum. The number of a newcomer is 0.
-func (t *tree) ahead(rank time.Time, number uint64, sum []int64) (n int, next *waiter) {
+// ahead returns how many waiters are served before a waiter of a rank and number, and adds their cost
+// to sum. The number of a newcomer is 0.
+func (t *tree) ahead(rank time.Time, number uint64, sum []int64) (n int) {
 	if number == 0 {
 		number = t.last + 1
 	}
@@ -64,10 +64,10 @@ func (t *tree) ahead(rank time.Time, number uint64, sum []int64) (n int, next *w
 			add(sum, at.Request.Cost)
 			at = at.right
 		} else {
-			next, at = at, at.left
+			at = at.left
 		}
 	}
-	return n, next
+	return n
 }
 
 // aheadByClass is ahead by class.
@@ -84,20 +84,6 @@ func (t *tree) aheadByClass(rank time.Time) (n [3]int) {
 			}
 		}
 		at = at.right
-	}
-	return n
-}
-
-// index returns how many waiters are ahead of w, and adds their cost to sum.
-func (t *tree) index(w *waiter, sum []int64) int {
-	n := w.left.count()
-	w.left.addTo(sum)
-	for at := w; at.parent != nil; at = at.parent {
-		if p := at.parent; at == p.right {
-			n += p.left.count() + 1
-			p.left.addTo(sum)
-			add(sum, p.Request.Cost)
-		}
 	}
 	return n
 }
@@ -119,21 +105,9 @@ func (t *tree) at(i int) *waiter {
 	return nil
 }
 
-func (t *tree) first() *waiter {
-	w := t.root
-	for w != nil && w.left != nil {
-		w = w.left
-	}
-	return w
-}
+func (t *tree) first() *waiter { return t.at(0) }
 
-func (t *tree) end() *waiter {
-	w := t.root
-	for w != nil && w.right != nil {
-		w = w.right
-	}
-	return w
-}
+func (t *tree) end() *waiter { return t.at(t.len() - 1) }
 
 // next returns the waiter behind w, or nil if there is none.
 func (w *waiter) next() *waiter {
@@ -174,7 +148,7 @@ func (t *tree) insert(w *waiter) {
 		parent.byClass[w.Class]++
 		add(parent.sum, w.Request.Cost)
 		parent.soonest = sooner(parent.soonest, w.deadline)
-		parent.mixed = parent.mixed || !equal(parent.Request.Cost, w.Request.Cost)
+		parent.mixed = parent.mixed || !slices.Equal(parent.Request.Cost, w.Request.Cost)
 		if parent.before(w.rank, w.number) {
 			at = &parent.right
 		} else {
@@ -305,20 +279,19 @@ func (w *waiter) setParent(p *waiter) {
 
 // update recomputes the fields of w from its children.
 func (w *waiter) update() {
-	w.size = w.left.count() + 1 + w.right.count()
-	w.byClass = [3]int32{}
+	w.size, w.byClass, w.mixed = 1, [3]int32{}, false
 	w.byClass[w.Class] = 1
+	copy(w.sum, w.Request.Cost)
 	for _, child := range []*waiter{w.left, w.right} {
 		if child != nil {
+			w.size += child.size
 			for c, n := range child.byClass {
 				w.byClass[c] += n
 			}
+			add(w.sum, child.sum)
+			w.mixed = w.mixed || w.differs(child)
 		}
 	}
-	copy(w.sum, w.Request.Cost)
-	w.left.addTo(w.sum)
-	w.right.addTo(w.sum)
-	w.mixed = w.differs(w.left) || w.differs(w.right)
 	w.updateSoonest()
 }
 
@@ -342,10 +315,10 @@ func sooner(a, b time.Time) time.Time {
 
 // differs reports whether a waiter in the subtree of a child has another cost than w.
 func (w *waiter) differs(child *waiter) bool {
-	return child != nil && (child.mixed || !equal(child.Request.Cost, w.Request.Cost))
+	return child != nil && (child.mixed || !slices.Equal(child.Request.Cost, w.Request.Cost))
 }
 
 // costs reports whether all waiters have that cost.
 func (t *tree) costs(cost []int64) bool {
-	return t.root == nil || !t.root.mixed && equal(t.root.Request.Cost, cost)
+	return t.root == nil || !t.root.mixed && slices.Equal(t.root.Request.Cost, cost)
 }

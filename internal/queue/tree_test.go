@@ -40,9 +40,9 @@ func (s sorted) check(t *testing.T, tree *tree, random *rand.Rand) {
 	}
 	rank := time.Unix(random.Int64N(20), 0)
 	sum := make([]int64, 2)
-	n, behind := tree.ahead(rank, 0, sum)
+	n := tree.ahead(rank, 0, sum)
 	want := s.place(rank)
-	if n != want || !equal(sum, s.sum(n)) || behind != tree.at(n) {
+	if n != want || !slices.Equal(sum, s.sum(n)) {
 		t.Fatalf("%d waiters of cost %v are ahead of %v, want %d of cost %v", n, sum, rank, want, s.sum(want))
 	}
 	var classes [3]int
@@ -53,7 +53,7 @@ func (s sorted) check(t *testing.T, tree *tree, random *rand.Rand) {
 		t.Fatalf("%v of the classes are ahead of %v, want %v", got, rank, classes)
 	}
 	for _, cost := range [][]int64{{1, 0}, {0, 3}, {2, 3}} {
-		want := !slices.ContainsFunc(s, func(w *waiter) bool { return !equal(w.Request.Cost, cost) })
+		want := !slices.ContainsFunc(s, func(w *waiter) bool { return !slices.Equal(w.Request.Cost, cost) })
 		if tree.costs(cost) != want {
 			t.Fatalf("all of %d waiters cost %v: %v, want %v", len(s), cost, !want, want)
 		}
@@ -69,7 +69,7 @@ func (s sorted) check(t *testing.T, tree *tree, random *rand.Rand) {
 	}
 	i := random.IntN(len(s))
 	sum = make([]int64, 2)
-	if n := tree.index(s[i], sum); n != i || !equal(sum, s.sum(i)) || tree.at(i) != s[i] {
+	if n := tree.ahead(s[i].rank, s[i].number, sum); n != i || !slices.Equal(sum, s.sum(i)) || tree.at(i) != s[i] {
 		t.Fatalf("waiter %d has %d waiters ahead of cost %v, want cost %v", i, n, sum, s.sum(i))
 	}
 	if next := s[i].next(); i+1 < len(s) && next != s[i+1] || i+1 == len(s) && next != nil {
@@ -160,7 +160,7 @@ func checkNodes(t *testing.T, w, parent *waiter) (size int, sum []int64) {
 	if !w.soonest.Equal(soonest) {
 		t.Fatalf("the soonest deadline of a subtree is %v, want %v", w.soonest, soonest)
 	}
-	if w.size != size || !equal(w.sum, sum) {
+	if w.size != size || !slices.Equal(w.sum, sum) {
 		t.Fatalf("a subtree of %d waiters of cost %v has size %d and sum %v", size, sum, w.size, w.sum)
 	}
 	return size, sum

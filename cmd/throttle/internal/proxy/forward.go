@@ -111,7 +111,7 @@ func (t *trip) header(in http.Header) http.Header {
 // respond changes the header of a response of an upstream into that for the client.
 func (t *trip) respond(h http.Header, status int) {
 	t.status = status
-	t.countResponse(status)
+	t.route.counts.countResponse(status, t.sinceAdmitted())
 	t.describe(h)
 	delete(h, "Alt-Svc") // of the upstream, not of the proxy
 	t.leadBack(h)

@@ -60,17 +60,6 @@ func (t *trip) link(ref string) string {
 	return origin + path + back.String()
 }
 
-// below returns what follows the address of the upstream in an address, escaped. A link to http leads
-// to an upstream with https, too: APIs behind a balancer write such links.
-func (r *route) below(u *url.URL) (rest string, ok bool) {
-	up := r.Upstream
-	if u.Scheme != up.Scheme && up.Scheme != "https" || !strings.EqualFold(u.Hostname(), up.Hostname()) || port(u) != port(up) && (u.Scheme == up.Scheme || u.Port() != "") {
-		return "", false
-	}
-	rest, ok = strings.CutPrefix(u.EscapedPath(), up.EscapedPath())
-	return rest, ok && (rest == "" || rest[0] == '/') && isSafe(rest)
-}
-
 // port returns the port of an address.
 func port(u *url.URL) string {
 	switch {

@@ -96,7 +96,9 @@ func (p *problem) pointless() bool {
 
 // serveFailure writes the response to a request that got none from its upstream.
 func (h *Handler) serveFailure(w http.ResponseWriter, t *trip, err error) {
-	t.countFailure()
+	if t.admitted.Load() { // else it was not sent
+		t.route.counts.countFailure(t.incoming.Context().Err())
+	}
 	p := h.problemOf(t, err)
 	if p == nil {
 		t.status = statusGone

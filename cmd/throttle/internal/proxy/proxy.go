@@ -214,16 +214,6 @@ type table struct {
 	unwatched []string   // the names that have no tiers, because too many have
 }
 
-// A route is a Route with what requests need.
-type route struct {
-	Route
-	set    http.Header
-	query  string       // Query, encoded
-	used   atomic.Bool  // a request has had a limiter
-	logged atomic.Int64 // the second of the last line about the upstream
-	counts *upstream
-}
-
 // SetTable replaces the routes and clients. Requests that have begun keep theirs.
 func (h *Handler) SetTable(t Table) {
 	next := &table{routes: make(map[string]*route), clients: make(map[[32]byte]*Client), tokens: newTokens(t.Clients), public: t.PublicURL}

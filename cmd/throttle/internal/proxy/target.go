@@ -118,22 +118,6 @@ func checkRest(rest string) *problem {
 	return nil
 }
 
-// url returns the address of a request to the upstream. Rest is escaped, and stays as it is.
-func (r *route) url(rest, query string, forceQuery bool) *url.URL {
-	u := &url.URL{Scheme: r.Upstream.Scheme, Host: r.Upstream.Host, RawQuery: query, ForceQuery: forceQuery}
-	escaped := r.Upstream.EscapedPath() + rest
-	if escaped == "" {
-		escaped = "/"
-	}
-	if path, err := url.PathUnescape(escaped); err == nil {
-		u.Path = path
-		if escaped != path {
-			u.RawPath = escaped
-		}
-	}
-	return u
-}
-
 // isLocalHost reports whether the Host of a request is a name or an address of this host.
 func isLocalHost(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {

@@ -117,6 +117,9 @@ func (t *trip) admit() {
 	}
 }
 
+// sinceAdmitted returns the time since the request was admitted.
+func (t *trip) sinceAdmitted() time.Duration { return sinceStart() - time.Duration(t.begun.Load()) }
+
 // stop cancels the request if it has not been admitted.
 func (t *trip) stop(why int32) {
 	if !t.admitted.Load() && t.stopped.CompareAndSwap(0, why) {

@@ -61,31 +61,26 @@ var start = time.Now()
 
 func sinceStart() time.Duration { return time.Since(start) }
 
-// countResponse counts a response whose header is in.
-func (t *trip) countResponse(status int) {
+// countResponse counts a response of a status, whose header came some time after the admission.
+func (u *upstream) countResponse(status int, took time.Duration) {
 	outcome := status / 100
 	if outcome > 5 {
 		outcome = 0
 	}
-	u, took := t.route.counts, (sinceStart() - time.Duration(t.begun.Load())).Seconds()
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.outcomes[outcome]++
-	i, _ := slices.BinarySearch(answerBounds[:], took)
+	i, _ := slices.BinarySearch(answerBounds[:], took.Seconds())
 	u.buckets[i]++
-	u.seconds += took
+	u.seconds += took.Seconds()
 }
 
-// countFailure counts a request without a response, if it was sent.
-func (t *trip) countFailure() {
-	if !t.admitted.Load() {
-		return
-	}
+// countFailure counts a request without a response, whose client's context has ended with gone, or not.
+func (u *upstream) countFailure(gone error) {
 	outcome := outcomeError
-	if errors.Is(t.incoming.Context().Err(), context.Canceled) {
+	if errors.Is(gone, context.Canceled) {
 		outcome = outcomeCanceled
 	}
-	u := t.route.counts
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.outcomes[outcome]++
