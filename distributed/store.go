@@ -205,7 +205,7 @@ const (
 type Store struct {
 	rdb      redis.UniversalClient
 	options  Options
-	nodes    []*node
+	nodes    nodes
 	clock    *clock // of the server; nil for a Cluster, which has several
 	listener listener
 	lines    lineage.Lines
@@ -214,7 +214,7 @@ type Store struct {
 	lessees  sync.Map // of *leases: those with units held or amounts to report
 	reports  reports
 	journal  *journal
-	peeked   atomic.Bool // the server may have the script peek.lua
+	peeker   peeker
 	apart    atomic.Bool // the server is a proxy of several, which runs no call of several keys
 }
 
@@ -230,7 +230,7 @@ func New(rdb redis.UniversalClient, o Options) *Store {
 	o.Horizon = orDefault(o.Horizon, defaultHorizon)
 	o.Lease = orDefault(o.Lease, defaultLease)
 	j := &journal{to: o.Log, rdb: rdb}
-	s := &Store{rdb: rdb, options: o, nodes: newNodes(rdb, o.Timeout, j), journal: j}
+	s := &Store{rdb: rdb, options: o, nodes: newNodes(rdb, o.Timeout, j), peeker: peeker{rdb: rdb}, journal: j}
 	if len(s.nodes) == 1 {
 		s.clock = new(clock)
 	}
@@ -254,7 +254,7 @@ func (s *Store) Open(key string, plan *algorithms.Plan, report func(store.Call))
 		return nil, errors.New("distributed: the key is empty: give the policy a Name, by which the quota is kept")
 	}
 	line, version := s.lines.Open(key)
-	q := s.newQuota(s.name(key), plan, line, version, report)
+	q := newQuota(s, s.name(key), plan, line, version, report)
 	q.leases = newLeases(q)
 	return q, nil
 }
