@@ -3,12 +3,15 @@ package distributed
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/apithrottle/throttle/store"
 )
+
+// askAhead is how long before its time a process in the line asks.
+const askAhead = 750 * time.Millisecond
 
 // An attempt is a trip that reserves times for requests: for the first of them, as many as fit in it.
 type attempt struct {
@@ -94,24 +97,13 @@ func (a *attempt) appendRequests(args []any, requests []store.Request, most time
 		turn = -turn
 	}
 	for i := 0; i < len(requests); {
-		r, n := requests[i], 1
-		within := min(r.MaxWait, most)
+		r := requests[i]
+		n, within := alike(requests[i:], most)
 		yields, hasTurns := r.YieldFor > 0, a.hasTurns(r)
-		for i+n < len(requests) && min(requests[i+n].MaxWait, most) == within && (requests[i+n].YieldFor > 0) == yields && slices.Equal(requests[i+n].Cost, r.Cost) {
-			n++
-		}
 		if hasTurns {
-			args = append(args, -n)
+			args = append(args, -n, within)
 		} else {
-			args = append(args, n)
-		}
-		switch within {
-		case store.Forever:
-			args = append(args, never)
-		case dryRun:
-			args = append(args, dryRunArg)
-		default:
-			args = append(args, micros(within))
+			args = append(args, n, within)
 		}
 		if hasTurns {
 			soon := micros(a.quota.soon())
@@ -119,7 +111,7 @@ func (a *attempt) appendRequests(args []any, requests []store.Request, most time
 				soon = -soon
 			}
 			args = append(args, r.Headroom, soon, turn)
-			if within != dryRun && turn > 0 {
+			if within != any(dryRunArg) && turn > 0 {
 				a.toldTurn, turn = true, -turn
 			}
 		}
@@ -127,6 +119,25 @@ func (a *attempt) appendRequests(args []any, requests []store.Request, most time
 		i += n
 	}
 	return args
+}
+
+// alike returns how many of the requests at the beginning are equal, and the script's argument for their
+// longest wait, which is no longer than most.
+func alike(requests []store.Request, most time.Duration) (n int, within any) {
+	r := requests[0]
+	wait := min(r.MaxWait, most)
+	for n = 1; n < len(requests); n++ {
+		if o := requests[n]; min(o.MaxWait, most) != wait || o.YieldFor > 0 != (r.YieldFor > 0) || !slices.Equal(o.Cost, r.Cost) {
+			break
+		}
+	}
+	switch wait {
+	case store.Forever:
+		return n, never
+	case dryRun:
+		return n, dryRunArg
+	}
+	return n, micros(wait)
 }
 
 // conclude returns the decisions of the trip, or of the fallback if the trip failed, and ends the turn
@@ -188,7 +199,7 @@ func (a *attempt) read() (got []store.Decision, err error) {
 		runs, crossed := splitCrossed(q.plan, own)
 		decided, ok := eachOf(runs, n, len(q.plan.Tiers()))
 		if !ok || len(decided) == 0 {
-			return got, &unavailableError{fmt.Errorf("the server replied to %d requests with %d, which the script does not", n, c.reply)}
+			return got, c.garbled()
 		}
 		if c.requests == 0 { // else the caller of q.call knows it
 			c.requests = len(decided) / 2
@@ -257,4 +268,42 @@ func (a *attempt) decision(what, at int64, reply *answer, r store.Request, reser
 		d.Wait = min(d.Wait, q.store.options.Horizon)
 	}
 	return d
+}
+
+// Turns are what Redis keeps for the waiting callers of this process that have no reservation.
+type turns struct {
+	place atomic.Pointer[place] // in the line, by the last reply; nil if the process has none
+	next  atomic.Int64          // the instant by Redis's clock that the last reply set for asking for requests that have turns; or 0
+}
+
+// A place is a turn in the line of processes whose requests go later than soon, see line.lua.
+type place struct {
+	at, length int64
+	since      time.Time // when the process received it
+}
+
+// askAhead returns how long before its time, which comes in wait, a process in the line asks. Of several
+// with the same time the one that has waited longest asks first.
+func (p *place) askAhead(now time.Time, wait, trip time.Duration) time.Duration {
+	return askAhead + min((now.Sub(p.since)+wait)/64, askAhead/3) + trip
+}
+
+// args returns the arguments that tell the script the place, which may be nil.
+func (p *place) args() []any {
+	if p == nil {
+		return []any{0, -1, 0}
+	}
+	return []any{0, -1 - p.at, p.length}
+}
+
+// setPlace stores and returns the place of a reply, nil if its length is 0.
+func (t *turns) setPlace(at, length int64, now time.Time) (p *place) {
+	if length > 0 {
+		p = &place{at, length, now}
+		if old := t.place.Load(); old != nil && old.at == at {
+			p.since = old.since
+		}
+	}
+	t.place.Store(p)
+	return p
 }

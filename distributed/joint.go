@@ -63,13 +63,8 @@ func (a *jointAttempt) setTerms(calls int) {
 // appendBundled appends requests in groups of equal ones.
 func appendBundled(args []any, requests []store.Request) []any {
 	for i := 0; i < len(requests); {
-		r, n, within := requests[i], 1, int64(never)
-		for i+n < len(requests) && requests[i+n].MaxWait == r.MaxWait && requests[i+n].YieldFor > 0 == (r.YieldFor > 0) && slices.Equal(requests[i+n].Cost, r.Cost) {
-			n++
-		}
-		if r.MaxWait < store.Forever {
-			within = micros(r.MaxWait)
-		}
+		r := requests[i]
+		n, within := alike(requests[i:], store.Forever)
 		i += n
 		if r.YieldFor > 0 {
 			n = -n
@@ -115,7 +110,7 @@ func (a *jointAttempt) read() (got []store.Decision, err error) {
 	b, requests := a.bundle, a.requests
 	reply, n, tiers := a.calls[0].reply, len(b.quotas), 0
 	if len(reply) < 2+n*headerLen {
-		return nil, a.garbled()
+		return nil, a.calls[0].garbled()
 	}
 	lead, promised := reply[headerLen], reply[headerLen+1]
 	replies := make([]answer, n)
@@ -143,7 +138,7 @@ func (a *jointAttempt) read() (got []store.Decision, err error) {
 	}
 	decided, ok := eachOf(runs, len(requests), tiers)
 	if !ok || len(decided) == 0 {
-		return nil, a.garbled()
+		return nil, a.calls[0].garbled()
 	}
 	a.calls[0].requests = len(decided) / 2
 	if slices.Min(decided) >= -1 && promised < 0 {
@@ -221,10 +216,6 @@ func (a *jointAttempt) refused(what, at, until int64, reply *answer, r store.Req
 		d.Wait = q.store.options.Horizon
 	}
 	return d
-}
-
-func (a *jointAttempt) garbled() error {
-	return &unavailableError{fmt.Errorf("the server replied with %d, which the script does not", a.calls[0].reply)}
 }
 
 // isMoving reports whether a server refuses a call because its slot is moving.

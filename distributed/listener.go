@@ -345,7 +345,7 @@ func (l *listener) next(i *inquiry) (asked []*peeked) {
 		}
 		p := &peeked{key: key}
 		for q := range t.quotas {
-			if since.IsZero() || q.newest().record.get().sent.Before(since) { // no call was sent since that has a reply
+			if since.IsZero() || q.newest().record.get().sent.Before(since) {
 				p.quotas = append(p.quotas, q)
 			}
 		}
@@ -397,7 +397,8 @@ func (l *listener) sweep(ps *redis.PubSub) (closed bool) {
 	}
 	for key, t := range l.topics {
 		for q, last := range t.quotas {
-			if time.Since(last) > linger && !wantsNews(q) {
+			s := q.newest().record.get()
+			if time.Since(last) > linger && !q.watchers.any() && !s.isPaused() {
 				delete(t.quotas, q)
 			}
 		}
@@ -406,12 +407,6 @@ func (l *listener) sweep(ps *redis.PubSub) (closed bool) {
 		}
 	}
 	return false
-}
-
-// wantsNews reports whether callers of a quota wait or a pause is in force.
-func wantsNews(q *quota) bool {
-	s := q.newest().record.get()
-	return q.watchers.any() || s.isPaused()
 }
 
 // close ends all subscriptions. It needs mu.

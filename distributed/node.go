@@ -75,6 +75,11 @@ func (c *call) keys(command, script string) []any {
 	return words
 }
 
+// garbled returns the error of a reply that is not the script's.
+func (c *call) garbled() error {
+	return &unavailableError{fmt.Errorf("the server replied with %d, which the script does not", c.reply)}
+}
+
 // A trip is calls of one key that share a round trip, in order.
 type trip struct {
 	calls []*call

@@ -65,6 +65,14 @@ func (q *quota) endPause(ctx context.Context, epoch int64, how int, length time.
 	return err == nil && own[0] == 1, err
 }
 
+// reportProbe is endPause in a goroutine that ends with the call.
+func (q *quota) reportProbe(epoch int64, how int) {
+	q.store.reports.background(func() error {
+		_, err := q.endPause(context.Background(), epoch, how, 0)
+		return err
+	})
+}
+
 // endProbe reports the outcome of a probe, in a goroutine that ends with the call. It does not
 // repeat a failed call, after which the next request probes.
 func (q *quota) endProbe(b store.Decision, how int) {
@@ -75,10 +83,7 @@ func (q *quota) endProbe(b store.Decision, how int) {
 		how = passed
 	}
 	if q = q.newest(); b.Epoch == q.record.get().epoch {
-		q.store.reports.background(func() error {
-			_, err := q.endPause(context.Background(), b.Epoch, how, 0)
-			return err
-		})
+		q.reportProbe(b.Epoch, how)
 	}
 }
 
@@ -89,10 +94,7 @@ func (q *quota) Passed(b store.Decision) {
 		return
 	}
 	if q = q.newest(); q.record.passed(b.Epoch) {
-		q.store.reports.background(func() error {
-			_, err := q.endPause(context.Background(), b.Epoch, passed, 0)
-			return err
-		})
+		q.reportProbe(b.Epoch, passed)
 	}
 }
 

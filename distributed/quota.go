@@ -190,27 +190,26 @@ func (q *quota) askWith(ctx context.Context, op string, own func(q *quota, args 
 	if err != nil {
 		return q, nil, header{}, err
 	}
-	args := own(q, q.begin(op, 8))
-	type answer struct {
-		reply []int64
-		header
-		err error
-	}
-	done := make(chan answer, 1)
-	go func() {
-		var a answer
-		t := new(trip)
-		a.reply, a.err = q.call(t, args)
-		q.leases.unlock(a.err)
-		if a.err == nil {
-			a.header, a.reply = parseHeader(a.reply), a.reply[headerLen:]
-			q.recordReply(a.header, t)
+	c, t := newCall(q, own(q, q.begin(op, 8))), new(trip)
+	var h header
+	done := make(chan error, 1)
+	t.calls = []*call{c}
+	t.done = func(err error) {
+		q.leases.unlock(err)
+		if err == nil {
+			h = parseHeader(c.reply)
+			q.recordReply(h, t)
 		}
-		done <- a
-	}()
+		done <- err
+	}
+	t.late = func() { q.recordReply(parseHeader(c.reply), t) }
+	go q.node.make(t) // which may block for longer than the trip
 	select {
-	case a := <-done:
-		return q, a.reply, a.header, a.err
+	case err := <-done:
+		if err != nil {
+			return q, nil, header{}, err
+		}
+		return q, c.reply[headerLen:], h, nil
 	case <-ctx.Done():
 		return q, nil, header{}, ctx.Err()
 	}

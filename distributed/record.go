@@ -16,6 +16,8 @@ const (
 	lastRestore  = 16 * time.Second       // the longest delay
 	longestPause = 876_000 * time.Hour    // of a process alone: a century, which the script can represent
 	restoreOnce  = 2                      // the value of the script's argument once that restores a pause
+
+	neverRecorded = math.MaxInt64 // the epoch of a pause that Redis never had, later than any other
 )
 
 // A record is what a quota knows of the state in Redis. Its methods call nothing while they hold the
@@ -25,6 +27,7 @@ type record struct {
 	state state
 }
 
+// A state is the state of a quota in Redis, by the replies to this process.
 type state struct {
 	generation int64
 	setbacks   int64     // how often Redis has returned to an earlier state of the generation
@@ -40,9 +43,6 @@ type state struct {
 	unrecorded bool      // Redis does not have the pause
 	restoring  bool      // a goroutine or a timer restores the pause in Redis
 }
-
-// neverRecorded is the epoch of a pause that Redis never had. It is later than any other.
-const neverRecorded = math.MaxInt64
 
 // News is what others receive of a change of a record.
 type news struct {

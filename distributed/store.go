@@ -114,6 +114,7 @@
 package distributed
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/base64"
 	"errors"
@@ -223,12 +224,8 @@ var _ store.Store = (*Store)(nil)
 // New returns a Store on a client. It sends nothing. Open reports errors of the options and the
 // client, and the first request reports errors of the server.
 func New(rdb redis.UniversalClient, o Options) *Store {
-	if o.Prefix == "" {
-		o.Prefix = defaultPrefix
-	}
-	o.Timeout = orDefault(o.Timeout, defaultTimeout)
-	o.Horizon = orDefault(o.Horizon, defaultHorizon)
-	o.Lease = orDefault(o.Lease, defaultLease)
+	o.Prefix, o.Timeout = cmp.Or(o.Prefix, defaultPrefix), cmp.Or(o.Timeout, defaultTimeout)
+	o.Horizon, o.Lease = cmp.Or(o.Horizon, defaultHorizon), cmp.Or(o.Lease, defaultLease)
 	j := &journal{to: o.Log, rdb: rdb}
 	s := &Store{rdb: rdb, options: o, nodes: newNodes(rdb, o.Timeout, j), peeker: peeker{rdb: rdb}, journal: j}
 	if len(s.nodes) == 1 {
@@ -236,13 +233,6 @@ func New(rdb redis.UniversalClient, o Options) *Store {
 	}
 	s.listener.store = s
 	return s
-}
-
-func orDefault(d, otherwise time.Duration) time.Duration {
-	if d == 0 {
-		return otherwise
-	}
-	return d
 }
 
 // Open returns the quota of a key. It sends nothing and does not block.
