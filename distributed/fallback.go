@@ -204,6 +204,24 @@ func (f *fallback) release(cost []int64) {
 	f.ledger.Release(cost)
 }
 
+// takeOwed returns the amounts to charge in Redis, by unit and by tier, and clears them. They are nil if
+// there are none. A tier is charged with the amounts that still count in it, at most with this
+// process's part.
+func (f *fallback) takeOwed() (units, tiers []int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.owes() {
+		return nil, nil
+	}
+	units = slices.Clone(f.owed)
+	clear(f.owed)
+	p := f.ledger.Plan()
+	for i, tier := range f.ledger.Usage(moment(time.Now())) {
+		tiers = append(tiers, min(tier.Used, units[slices.Index(p.Units(), p.Tiers()[i].Unit)]))
+	}
+	return units, tiers
+}
+
 // tierAmounts returns the amount of its unit for each tier, at most the tier's capacity.
 func tierAmounts(p *algorithms.Plan, amounts []int64) (tiers []int64) {
 	for _, t := range p.Tiers() {

@@ -88,13 +88,14 @@ func (a *jointAttempt) conclude(failed error) (got []store.Decision, err error) 
 			q.leases.grant(own)
 		}
 	}
-	if apart := errors.Is(err, store.ErrApart); apart && failed == nil {
+	apart := errors.Is(err, store.ErrApart)
+	if apart && failed == nil {
 		b.unlock(nil)
 	} else {
 		b.unlock(err)
 	}
 	switch {
-	case errors.Is(err, store.ErrApart):
+	case apart:
 		if !isMoving(err) { // otherwise the server or a proxy will always refuse
 			b.quotas[0].store.apart.Store(true)
 		}

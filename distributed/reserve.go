@@ -16,14 +16,14 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (store.Decision
 	if !q.isNewest() {
 		return moved, nil
 	}
-	type answer struct {
+	type result struct {
 		store.Decision
 		err error
 	}
-	done := make(chan answer, 1)
+	done := make(chan result, 1)
 	go func() {
-		b, err := q.tryAcquire(ctx, r, 0)
-		done <- answer{b, err}
+		d, err := q.tryAcquire(ctx, r, 0)
+		done <- result{d, err}
 	}()
 	select {
 	case a := <-done:
@@ -348,25 +348,15 @@ func (q *quota) giveBack(turn, requests int64) error {
 	return err
 }
 
-// repay charges in Redis what this process has sent without it. A tier is charged with the amounts
-// that still count in it, at most with this process's part.
+// repay charges in Redis what this process has sent without it.
 func (q *quota) repay() error {
-	f := q.fallback
-	if f == nil {
+	if q.fallback == nil {
 		return nil
 	}
 	q.store.debtors.Delete(q)
-	f.mu.Lock()
-	if !f.owes() {
-		f.mu.Unlock()
+	owed, amounts := q.fallback.takeOwed()
+	if owed == nil {
 		return nil
-	}
-	owed, used := slices.Clone(f.owed), f.ledger.Usage(moment(time.Now()))
-	clear(f.owed)
-	f.mu.Unlock()
-	amounts := make([]int64, len(used))
-	for i, t := range q.plan.Tiers() {
-		amounts[i] = min(used[i].Used, owed[slices.Index(q.plan.Units(), t.Unit)])
 	}
 	_, _, _, err := q.askWith(context.Background(), opCount, func(n *quota, args []any) []any {
 		if n != q { // under other tiers: charge each tier with the whole amount of its unit
