@@ -259,8 +259,8 @@ func TestTurnsOfALostState(t *testing.T) {
 	})
 }
 
-// newBundle returns a bundle of two quotas of a server that is away.
-func newBundle(t *testing.T, guard time.Duration) *bundle {
+// bundleOf returns a bundle of two quotas of a server that is away.
+func bundleOf(t *testing.T, guard time.Duration) *bundle {
 	s := New(redis.NewClient(&redis.Options{Addr: "localhost:1"}), Options{})
 	var quotas []store.Quota
 	for _, key := range []string{"inner", "outer"} {
@@ -276,16 +276,18 @@ func newBundle(t *testing.T, guard time.Duration) *bundle {
 // TestBundleKeepsReservations checks that reserved requests keep their times if the reply says to ask
 // one quota after the other.
 func TestBundleKeepsReservations(t *testing.T) {
-	b := newBundle(t, 10*time.Millisecond)
+	b := bundleOf(t, 10*time.Millisecond)
 	now := time.Now()
 	head := []int64{1000, 1, 1000, 0, 0, 0, now.UnixMicro(), 0}
-	c := &call{reply: slices.Concat(head, []int64{0, -1}, head, []int64{1, 50_000_000, 1, -2, 1000, 1, 1, 60_000_000, 1})}
+	reply := slices.Concat(head, []int64{0, -1}, head, []int64{1, 50_000_000, 1, -2, 1000, 1, 1, 60_000_000, 1})
 	requests := make([]store.Request, 3)
 	for i := range requests {
 		requests[i] = store.Request{Cost: []int64{1, 1}, WaitSpec: &store.WaitSpec{MaxWait: store.Forever}}
 	}
 	requests[0].WaitSpec.MaxWait = time.Second
-	got, err := b.read(&trip{calls: []*call{c}, sent: now, got: now, good: time.Second}, make([]trip, 2), requests)
+	a := newJointAttempt(b, []time.Duration{0}, requests)
+	a.sent, a.got, a.calls[0].reply = now, now, reply
+	got, err := a.read()
 	if err != nil || len(got) != 3 || got[0].Verdict != store.Late || got[1].Verdict != store.Admitted {
 		t.Errorf("got %+v, %v, want a late request and an admitted one", got, err)
 	}
@@ -294,11 +296,11 @@ func TestBundleKeepsReservations(t *testing.T) {
 // TestBundleGuards checks that all requests of a call have the longest guard of any, which may be the
 // plan's.
 func TestBundleGuards(t *testing.T) {
-	b := newBundle(t, 5*time.Second)
+	b := bundleOf(t, 5*time.Second)
 	requests := []store.Request{{Cost: []int64{1, 1}, WaitSpec: new(store.WaitSpec)}, {Cost: []int64{1, 1}, Guard: 10 * time.Millisecond, WaitSpec: new(store.WaitSpec)}}
-	trip, parts := b.trip([]time.Duration{0}, requests)
-	trip.onSend(1)
-	for i, p := range parts {
+	a := newJointAttempt(b, []time.Duration{0}, requests)
+	a.onSend(1)
+	for i, p := range a.terms {
 		if p.guard < 5*time.Second {
 			t.Errorf("quota %d: got a guard of %v, want 5s at least", i, p.guard)
 		}

@@ -83,7 +83,7 @@ func TestBundleKnowsClocks(t *testing.T) {
 			s, now := New(rdb, Options{}), time.Now()
 			var quotas []store.Quota
 			for i, name := range []string{"inner", "outer"} {
-				q := s.newQuota(name, plan, nil, 0, nil)
+				q := newQuota(s, name, plan, nil, 0, nil)
 				q.clock = new(clock)
 				q.clock.update(header{generation: 1, now: offset + micros(now.Sub(beginning))}, now.Add(-known[i]/2), now.Add(known[i]/2))
 				q.node.trip.add(took)
@@ -91,17 +91,17 @@ func TestBundleKnowsClocks(t *testing.T) {
 			}
 			b := quotas[0].(*quota).Bundle(quotas[1:], []int{0, 0}).(*bundle)
 			requests := []store.Request{{Cost: []int64{1, 1}, WaitSpec: &store.WaitSpec{MaxWait: store.Forever}}}
-			trip, parts := b.trip([]time.Duration{0}, requests)
-			trip.onSend(1)
-			trip.sent, trip.got = now, now.Add(took)
+			a := newJointAttempt(b, []time.Duration{0}, requests)
+			a.onSend(1)
+			a.sent, a.got = now, now.Add(took)
 			at := offset + micros(now.Add(there).Sub(beginning))
 			head := []int64{at, 1, 1000, 0, 0, 0, at, 0}
-			trip.calls[0].reply = append(append(append(append([]int64(nil), head...), -1, 0), head...), -2, at, 1)
-			got, err := b.read(trip, parts, requests)
+			a.calls[0].reply = append(append(append(append([]int64(nil), head...), -1, 0), head...), -2, at, 1)
+			got, err := a.read()
 			if err != nil || len(got) != 1 || got[0].Verdict != store.Admitted {
 				t.Fatalf("got %+v, %v", got, err)
 			}
-			if left := got[0].Reservation.End.Sub(trip.got); left < 0 {
+			if left := got[0].Reservation.End.Sub(a.got); left < 0 {
 				t.Errorf("clocks known within %v, %v on the way there: it ended %v before the reply", known, there, -left)
 			}
 		}

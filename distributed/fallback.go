@@ -2,7 +2,6 @@ package distributed
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"math/rand/v2"
 	"slices"
@@ -77,24 +76,6 @@ var beginning = func(now time.Time) time.Time { return now.Add(-time.Duration(no
 
 func moment(t time.Time) algorithms.Moment {
 	return algorithms.Moment{At: micros(t.Sub(beginning)), Wall: t.UnixMicro()}
-}
-
-// fallBack decides on requests in Redis's place if Redis is away and the process has a fallback. It
-// respects the pauses and bans that the process has seen.
-func (q *quota) fallBack(requests []store.Request, err error) ([]store.Decision, error) {
-	if b, paused := q.paused(); paused && q.fallback != nil && errors.Is(err, store.ErrUnavailable) {
-		return slices.Repeat([]store.Decision{b}, len(requests)), nil
-	}
-	got, err := q.fallback.reserve(requests, err)
-	if len(got) > 0 {
-		q.store.debtors.Store(q, nil)
-	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for i := range got { // a refusal then pauses, unless there is a newer pause
-		got[i].Epoch, got[i].Level = q.state.epoch, q.state.level
-	}
-	return got, err
 }
 
 // reserve decides on requests in Redis's place. It returns err if there is no fallback or err is
@@ -223,44 +204,28 @@ func (f *fallback) release(cost []int64) {
 	f.ledger.Release(cost)
 }
 
-// repay charges in Redis what this process has sent without it. A tier is charged with the amounts
-// that still count in it, at most with this process's part.
-func (q *quota) repay() error {
-	f := q.fallback
-	if f == nil {
-		return nil
-	}
-	q.store.debtors.Delete(q)
+// takeOwed returns the amounts to charge in Redis, by unit and by tier, and clears them. They are nil if
+// there are none. A tier is charged with the amounts that still count in it, at most with this
+// process's part.
+func (f *fallback) takeOwed() (units, tiers []int64) {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	if !f.owes() {
-		f.mu.Unlock()
-		return nil
+		return nil, nil
 	}
-	owed, used := slices.Clone(f.owed), f.ledger.Usage(moment(time.Now()))
+	units = slices.Clone(f.owed)
 	clear(f.owed)
-	f.mu.Unlock()
-	amounts := make([]int64, len(used))
-	for i, t := range q.plan.Tiers() {
-		amounts[i] = min(used[i].Used, owed[slices.Index(q.plan.Units(), t.Unit)])
+	p := f.ledger.Plan()
+	for i, tier := range f.ledger.Usage(moment(time.Now())) {
+		tiers = append(tiers, min(tier.Used, units[slices.Index(p.Units(), p.Tiers()[i].Unit)]))
 	}
-	_, _, _, err := q.ask(context.Background(), opCount, func(n *quota, args []any) []any {
-		if n != q { // under other tiers: charge each tier with the whole amount of its unit
-			amounts = n.tierAmounts(n.plan.Translate(q.plan, owed))
-		}
-		return appendCost(args, amounts)
-	})
-	if err != nil {
-		n := q.newest()
-		n.fallback.owe(n.plan.Translate(q.plan, owed))
-		n.store.debtors.Store(n, nil)
-	}
-	return err
+	return units, tiers
 }
 
 // tierAmounts returns the amount of its unit for each tier, at most the tier's capacity.
-func (q *quota) tierAmounts(amounts []int64) (tiers []int64) {
-	for _, t := range q.plan.Tiers() {
-		tiers = append(tiers, min(t.Capacity(), amounts[slices.Index(q.plan.Units(), t.Unit)]))
+func tierAmounts(p *algorithms.Plan, amounts []int64) (tiers []int64) {
+	for _, t := range p.Tiers() {
+		tiers = append(tiers, min(t.Capacity(), amounts[slices.Index(p.Units(), t.Unit)]))
 	}
 	return tiers
 }

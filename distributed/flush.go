@@ -29,7 +29,7 @@ func (s *Store) Flush(ctx context.Context) error {
 	}
 	for range deepest {
 		s.debtors.Range(func(q, _ any) bool {
-			s.background(q.(*quota).newest().repay)
+			s.reports.background(q.(*quota).newest().repay)
 			return true
 		})
 		s.lessees.Range(func(l, _ any) bool {
@@ -118,7 +118,7 @@ func (r *reports) wait(ctx context.Context) (failed error) {
 }
 
 // background makes a report in a goroutine that ends with the report.
-func (s *Store) background(report func() error) {
-	p := s.reports.begin()
+func (r *reports) background(report func() error) {
+	p := r.begin()
 	go func() { p.end(report()) }()
 }

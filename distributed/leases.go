@@ -80,9 +80,14 @@ func (l *leases) keys() []string {
 	return l.names
 }
 
-// channel returns the channel of this process alone. A message on it means that a place is kept for
-// the process.
-func (l *leases) channel() string { return l.names[0] + ":" + strconv.FormatInt(l.owner, 10) }
+// channels returns the channels of a quota: that of its key, and with leases one of this process alone.
+// A message on the latter means that a place is kept for the process.
+func (l *leases) channels(key string) []string {
+	if l == nil {
+		return []string{key}
+	}
+	return []string{key, l.names[0] + ":" + strconv.FormatInt(l.owner, 10)}
+}
 
 // holds reports for each unit whether requests hold it.
 func holds(p *algorithms.Plan) (held []bool) {
@@ -169,8 +174,8 @@ func (l *leases) append(args []any) []any {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.before, l.number = l.number, l.number+1+rand.Int64N(mostSkipped)
-	l.unreported, l.calls, l.waits = false, true, l.quota.watched()
-	args = append(args, l.owner, l.number, micros(l.quota.store.options.Lease), bit(l.waits), l.quota.knownUntil(l.failed))
+	l.unreported, l.calls, l.waits = false, true, l.quota.watchers.any()
+	args = append(args, l.owner, l.number, micros(l.quota.store.options.Lease), bit(l.waits), l.quota.record.knownUntil(l.failed))
 	args = appendCost(args, l.held)
 	if !l.quota.plan.Estimates() {
 		l.unanswered = nil
@@ -254,7 +259,7 @@ func (l *leases) retryReport() {
 func (l *leases) startReport() {
 	if !l.reports {
 		l.reports = true
-		l.quota.store.background(l.report)
+		l.quota.store.reports.background(l.report)
 	}
 }
 
@@ -266,7 +271,7 @@ func (l *leases) leave() {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.quota.watched() {
+	if !l.quota.watchers.any() {
 		l.unreported = true
 		l.startReport()
 	}
@@ -360,7 +365,7 @@ func (l *leases) sync(q *quota) error {
 	l.mu.Lock()
 	crossed := l.crossed
 	l.mu.Unlock()
-	if _, reached := q.crossed(reply[headerLen:]); reached != nil && crossed != nil {
+	if _, reached := splitCrossed(q.plan, reply[headerLen:]); reached != nil && crossed != nil {
 		crossed(reached)
 	}
 	return nil
@@ -378,19 +383,6 @@ func (l *leases) isIdle() bool {
 // idle reports whether nothing is held and nothing unreported. It needs mu.
 func (l *leases) idle() bool {
 	return !l.unreported && !slices.ContainsFunc(l.held, func(n int64) bool { return n != 0 })
-}
-
-// knownUntil returns until when this process knows the state, for the script, and zero if Redis need
-// not have that state any more. After calls that failed, any new state counts as a loss of another
-// one.
-func (q *quota) knownUntil(failed bool) int64 {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	s := &q.state
-	if !failed && !time.Now().Before(s.expires) {
-		return 0
-	}
-	return max(1, s.generation+s.written)
 }
 
 // renewLater starts the timer that renews the lease, or stops it if the leases are idle. A lease is

@@ -17,6 +17,7 @@ const (
 	linger        = 2 * time.Second        // how long a subscription lasts after the last caller began to sleep
 	askWithin     = 20 * time.Millisecond  // the longest random delay between a message and the question
 	askAgain      = 500 * time.Millisecond // the mean delay before a question without an answer is repeated
+	worthWaking   = 5 * time.Millisecond   // callers that sleep for less receive no messages
 	mostDoubled   = 6                      // how often askWithin doubles while messages bring no news
 	askedTogether = 64                     // the most keys of a round trip
 	mostChannels  = 512                    // the most channels of a command
@@ -68,13 +69,10 @@ type inquiry struct {
 	running bool // a goroutine asks
 }
 
-// listen subscribes to the messages of a quota if a caller has to wait for long enough.
-func (q *quota) listen(got []store.Decision) {
-	for _, b := range got {
-		if b.Wait >= worthWaking {
-			q.store.listener.want(q)
-			return
-		}
+// wantFor subscribes to the messages of a quota if a caller has to wait for long enough.
+func (l *listener) wantFor(q *quota, got []store.Decision) {
+	if slices.ContainsFunc(got, func(d store.Decision) bool { return d.Wait >= worthWaking }) {
+		l.want(q)
 	}
 }
 
@@ -86,7 +84,7 @@ func (l *listener) want(q *quota) {
 		l.topics, l.changed = make(map[string]*topic), make(map[string]struct{})
 		l.pubsub = l.store.rdb.Subscribe(context.Background()) // without channels, so it does not connect
 	}
-	for i, channel := range q.channels() {
+	for i, channel := range q.leases.channels(q.key) {
 		t := l.topics[channel]
 		if t == nil {
 			t = &topic{quotas: make(map[*quota]time.Time), isOwn: i > 0}
@@ -97,14 +95,6 @@ func (l *listener) want(q *quota) {
 			l.change(channel)
 		}
 	}
-}
-
-// channels returns the channels of a quota: one of the key, and with leases one of this process.
-func (q *quota) channels() []string {
-	if q.leases == nil {
-		return []string{q.key}
-	}
-	return []string{q.key, q.leases.channel()}
 }
 
 // change starts a change of the subscription to a channel. It needs mu.
@@ -329,7 +319,7 @@ func (l *listener) inquire(i *inquiry) {
 			return
 		}
 		began := time.Now()
-		l.store.peek(asked)
+		l.store.peeker.peek(asked)
 		l.answered(i, asked)
 		if i == &l.begun {
 			time.Sleep(rand.N(2*time.Since(began) + 10*time.Millisecond))
@@ -355,7 +345,7 @@ func (l *listener) next(i *inquiry) (asked []*peeked) {
 		}
 		p := &peeked{key: key}
 		for q := range t.quotas {
-			if since.IsZero() || !q.askedSince(since) {
+			if since.IsZero() || q.newest().record.get().sent.Before(since) {
 				p.quotas = append(p.quotas, q)
 			}
 		}
@@ -407,7 +397,8 @@ func (l *listener) sweep(ps *redis.PubSub) (closed bool) {
 	}
 	for key, t := range l.topics {
 		for q, last := range t.quotas {
-			if time.Since(last) > linger && !q.wantsNews() {
+			s := q.newest().record.get()
+			if time.Since(last) > linger && !q.watchers.any() && !s.isPaused() {
 				delete(t.quotas, q)
 			}
 		}
@@ -434,7 +425,7 @@ func (l *listener) close(ps *redis.PubSub) {
 func (l *listener) forget(q *quota) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, channel := range q.channels() {
+	for _, channel := range q.leases.channels(q.key) {
 		if t := l.topics[channel]; t != nil {
 			delete(t.quotas, q)
 			if len(t.quotas) == 0 {

@@ -62,7 +62,7 @@ type call struct {
 	requests int // that the reply decides
 }
 
-func (q *quota) newCall(args []any) *call {
+func newCall(q *quota, args []any) *call {
 	return &call{quota: q, key: q.key, more: q.leases.keys(), args: args}
 }
 
@@ -75,6 +75,11 @@ func (c *call) keys(command, script string) []any {
 	return words
 }
 
+// garbled returns the error of a reply that is not the script's.
+func (c *call) garbled() error {
+	return &unavailableError{fmt.Errorf("the server replied with %d, which the script does not", c.reply)}
+}
+
 // A trip is calls of one key that share a round trip, in order.
 type trip struct {
 	calls []*call
@@ -82,28 +87,9 @@ type trip struct {
 	// refunds makes the next trip of the key share the round trip, so that it can use the refunded
 	// times.
 	refunds bool
-	// onSend is called with the number of calls in flight when the trip is sent. It sets good,
-	// reply, guard and three arguments. If nil, the trip reserves nothing.
-	onSend func(calls int)
-	// at is the index of these arguments.
-	at int
-	// good is how long a reservation of the trip is valid after its start.
-	good time.Duration
-	// reply is how long the reply takes at most, and hold beyond it. A reservation for now is valid for
-	// that much longer.
-	reply time.Duration
-	// hold is how long after the reply the requests are sent at the earliest.
-	hold time.Duration
-	// guard is good plus the time in flight to the provider. It is zero with NoGuard.
-	guard time.Duration
-	// mixed reports that all requests of the trip have turns, not only those that yield.
-	mixed bool
-	// lined reports that the first call takes part in the line, asks that it receives no turn, and place is
-	// the process's turn there.
-	lined, asks bool
-	place       *place
-	// toldTurn reports that a call of the trip has the process's turn.
-	toldTurn  bool
+	// onSend is called with the number of calls in flight when the trip is sent, and may set arguments.
+	// If nil, the trip reserves nothing.
+	onSend    func(calls int)
 	sent, got time.Time
 	// done is called once: when the trip has ended, or after Options.Timeout with an error.
 	done func(error)
@@ -112,10 +98,18 @@ type trip struct {
 	late func()
 }
 
-// withTerms appends four arguments that onSend will set.
-func (t *trip) withTerms(args []any, onSend func(calls int)) []any {
-	t.at, t.onSend = len(args), onSend
-	return append(args, nil, nil, nil, nil)
+// isLate reports whether the trip reserved something and all of it has expired.
+func (t *trip) isLate(got []store.Decision) bool {
+	admitted := false
+	for _, d := range got {
+		if d.Verdict == store.Admitted {
+			if !d.Reservation.Expired(t.got) {
+				return false
+			}
+			admitted = true
+		}
+	}
+	return admitted
 }
 
 // make makes the trip, and then trips of other keys in turn. It blocks for as long as the client
@@ -152,23 +146,6 @@ func (n *node) run() {
 	for batch := n.next(); batch != nil; batch = n.next() {
 		n.makeTogether(batch)
 	}
-}
-
-// call makes a trip of one call and waits until it ends.
-func (q *quota) call(t *trip, args []any) ([]int64, error) {
-	c := q.newCall(args)
-	if t.onSend != nil {
-		c.requests = 1
-	}
-	t.calls = []*call{c}
-	done := make(chan error, 1)
-	t.done = func(err error) { done <- err }
-	t.late = func() { q.recordReply(parseHeader(c.reply), t) }
-	go q.node.make(t) // which may block for longer than the trip
-	if err := <-done; err != nil {
-		return nil, err
-	}
-	return c.reply, nil
 }
 
 // next returns the trips to send together: one of each key and the refunds before it. It returns
@@ -400,8 +377,10 @@ func (n *node) call(ctx context.Context, calls []*call, command, script string) 
 // them.
 const ranges = 64
 
-// newNodes returns the nodes of a client.
-func newNodes(rdb redis.UniversalClient, timeout time.Duration, j *journal) []*node {
+// Nodes are the nodes of a client.
+type nodes []*node
+
+func newNodes(rdb redis.UniversalClient, timeout time.Duration, j *journal) nodes {
 	count, most := 1, mostTrips
 	switch c := rdb.(type) {
 	case *redis.ClusterClient:
@@ -411,19 +390,17 @@ func newNodes(rdb redis.UniversalClient, timeout time.Duration, j *journal) []*n
 			most = max(1, min(most, c.Options().PoolSize))
 		}
 	}
-	nodes, servers := make([]*node, count), new(sync.Map)
-	for i := range nodes {
-		nodes[i] = &node{
+	all, servers := make(nodes, count), new(sync.Map)
+	for i := range all {
+		all[i] = &node{
 			rdb: rdb, servers: servers, timeout: timeout, journal: j, most: most, measured: make(chan struct{}), waiting: make(map[string]*lane),
 		}
 	}
-	return nodes
+	return all
 }
 
-// node returns the node of a key.
-func (s *Store) node(key string) *node {
-	return s.nodes[slot(key)*len(s.nodes)/slots]
-}
+// of returns the node of a key.
+func (n nodes) of(key string) *node { return n[slot(key)*len(n)/slots] }
 
 // slots is the number of slots of a Cluster.
 const slots = 1 << 14

@@ -3,6 +3,7 @@ package distributed
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -26,11 +27,17 @@ type peeked struct {
 	closed bool // the client is closed
 }
 
+// A peeker asks a server for pauses.
+type peeker struct {
+	rdb redis.UniversalClient
+	has atomic.Bool // the server may have the script
+}
+
 // peek reads the pauses of some keys in one round trip. It blocks for as long as the client does.
-func (s *Store) peek(asked []*peeked) {
+func (p *peeker) peek(asked []*peeked) {
 	ctx := context.Background()
 	t := &trip{sent: time.Now()}
-	cmds := s.sendPeek(ctx, asked)
+	cmds := p.send(ctx, asked)
 	t.got = time.Now()
 	for i, p := range asked {
 		reply, err := cmds[i].answer()
@@ -46,67 +53,44 @@ func (s *Store) peek(asked []*peeked) {
 		}
 		if reply[1] == 0 {
 			for _, q := range p.quotas {
-				q.newest().recordMissing(t)
+				q = q.newest()
+				q.spread(q.record.missing(t))
 			}
 			continue
 		}
-		h := parseHeader(reply)
-		h.saved = h.written
-		for _, q := range p.quotas {
-			p.news = q.recordNews(h, t) || p.news
-		}
+		p.record(parseHeader(reply), t)
 	}
 }
 
-func (s *Store) sendPeek(ctx context.Context, asked []*peeked) []once {
+// record records an answer for all quotas.
+func (p *peeked) record(h header, t *trip) {
+	h.saved = h.written
+	for _, q := range p.quotas {
+		q = q.newest()
+		before := q.record.get()
+		h.mixed = q.mixed.Load()
+		q.recordReply(h, t)
+		p.news = p.news || h.epoch != before.epoch || h.generation != before.generation
+	}
+}
+
+func (p *peeker) send(ctx context.Context, asked []*peeked) []once {
 	send := func(command, script string) (cmds []once, err error) {
-		for _, p := range asked {
-			cmd := once{redis.NewIntSliceCmd(ctx, command, script, 1, p.key)}
+		for _, a := range asked {
+			cmd := once{redis.NewIntSliceCmd(ctx, command, script, 1, a.key)}
 			cmd.SetFirstKeyPos(3)
 			cmds = append(cmds, cmd)
 		}
-		return cmds, pipelined(ctx, s.rdb, cmds)
+		return cmds, pipelined(ctx, p.rdb, cmds)
 	}
-	if s.peeked.CompareAndSwap(false, true) {
+	if p.has.CompareAndSwap(false, true) {
 		cmds, _ := send("eval", peekSource) // the server keeps the script from now on
 		return cmds
 	}
 	cmds, err := send("evalsha", peekSHA)
 	if redis.HasErrorPrefix(err, "NOSCRIPT") {
-		s.rdb.ScriptLoad(ctx, peekSource)
+		p.rdb.ScriptLoad(ctx, peekSource)
 		cmds, _ = send("eval", peekSource) // which also runs if the server forgets the script at once
 	}
 	return cmds
-}
-
-// recordNews records an answer, and reports whether it contains a pause, or the end of one, that is
-// new to the quota.
-func (q *quota) recordNews(h header, t *trip) bool {
-	q = q.newest()
-	q.mu.Lock()
-	epoch, generation := q.state.epoch, q.state.generation
-	q.mu.Unlock()
-	h.mixed = q.mixed.Load()
-	q.recordReply(h, t)
-	return h.epoch != epoch || h.generation != generation
-}
-
-// askedSince reports whether this process has a reply to a call that was sent at an instant or
-// later.
-func (q *quota) askedSince(at time.Time) bool {
-	q = q.newest()
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return !q.state.sent.Before(at)
-}
-
-// wantsNews reports whether callers wait or a pause is in force.
-func (q *quota) wantsNews() bool {
-	if q.watched() {
-		return true
-	}
-	q = q.newest()
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return time.Now().Before(q.state.until)
 }

@@ -114,6 +114,7 @@
 package distributed
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/base64"
 	"errors"
@@ -205,7 +206,7 @@ const (
 type Store struct {
 	rdb      redis.UniversalClient
 	options  Options
-	nodes    []*node
+	nodes    nodes
 	clock    *clock // of the server; nil for a Cluster, which has several
 	listener listener
 	lines    lineage.Lines
@@ -214,7 +215,7 @@ type Store struct {
 	lessees  sync.Map // of *leases: those with units held or amounts to report
 	reports  reports
 	journal  *journal
-	peeked   atomic.Bool // the server may have the script peek.lua
+	peeker   peeker
 	apart    atomic.Bool // the server is a proxy of several, which runs no call of several keys
 }
 
@@ -223,26 +224,15 @@ var _ store.Store = (*Store)(nil)
 // New returns a Store on a client. It sends nothing. Open reports errors of the options and the
 // client, and the first request reports errors of the server.
 func New(rdb redis.UniversalClient, o Options) *Store {
-	if o.Prefix == "" {
-		o.Prefix = defaultPrefix
-	}
-	o.Timeout = orDefault(o.Timeout, defaultTimeout)
-	o.Horizon = orDefault(o.Horizon, defaultHorizon)
-	o.Lease = orDefault(o.Lease, defaultLease)
+	o.Prefix, o.Timeout = cmp.Or(o.Prefix, defaultPrefix), cmp.Or(o.Timeout, defaultTimeout)
+	o.Horizon, o.Lease = cmp.Or(o.Horizon, defaultHorizon), cmp.Or(o.Lease, defaultLease)
 	j := &journal{to: o.Log, rdb: rdb}
-	s := &Store{rdb: rdb, options: o, nodes: newNodes(rdb, o.Timeout, j), journal: j}
+	s := &Store{rdb: rdb, options: o, nodes: newNodes(rdb, o.Timeout, j), peeker: peeker{rdb: rdb}, journal: j}
 	if len(s.nodes) == 1 {
 		s.clock = new(clock)
 	}
 	s.listener.store = s
 	return s
-}
-
-func orDefault(d, otherwise time.Duration) time.Duration {
-	if d == 0 {
-		return otherwise
-	}
-	return d
 }
 
 // Open returns the quota of a key. It sends nothing and does not block.
@@ -254,7 +244,7 @@ func (s *Store) Open(key string, plan *algorithms.Plan, report func(store.Call))
 		return nil, errors.New("distributed: the key is empty: give the policy a Name, by which the quota is kept")
 	}
 	line, version := s.lines.Open(key)
-	q := s.newQuota(s.name(key), plan, line, version, report)
+	q := newQuota(s, s.name(key), plan, line, version, report)
 	q.leases = newLeases(q)
 	return q, nil
 }
