@@ -40,3 +40,20 @@ func floorDiv(a, b int64) int64 {
 	}
 	return q
 }
+
+// rounds returns how many times the limit fits into n before the last unit, and the rest of n.
+func rounds(n, limit int64) (full, rest int64) {
+	full = (n - 1) / limit
+	return full, n - full*limit
+}
+
+// after returns the instant that many windows later, or Never if that is after Latest.
+func after(at, windows, window int64) int64 {
+	switch {
+	case windows == 0 || window == 0:
+		return at
+	case at >= Latest || windows > (Latest-at)/window:
+		return Never
+	}
+	return at + windows*window
+}
