@@ -7,10 +7,16 @@ type view struct {
 	known  int // index of the three words of the known boundary; 0 if the view keeps none
 }
 
-// A viewer is a rule whose view may be narrowed by a known boundary.
-type viewer interface{ boundaries() *view }
-
-func (v *view) boundaries() *view { return v }
+// viewOf returns the view of a rule that keeps stamps for a time alone, or nil for other rules.
+func viewOf(r rule) *view {
+	switch r := r.(type) {
+	case *slidingLog:
+		return &r.view
+	case *slidingWindow:
+		return &r.view
+	}
+	return nil
+}
 
 func newView(t Tier, word int) view {
 	v := view{window: Micros(t.Window)}
@@ -28,8 +34,8 @@ func (v *view) stateWords() int {
 	return 3
 }
 
-// isKnown reports whether a boundary is known.
-func (v *view) isKnown(s *state) bool { return v.known != 0 && s.word[v.known+1] != 0 }
+// isKnown reports whether there is a view with a known boundary.
+func (v *view) isKnown(s *state) bool { return v != nil && v.known != 0 && s.word[v.known+1] != 0 }
 
 // drift returns how far two clocks diverge at most in a time: by 2^-14 of it, 61 millionths.
 func drift(t int64) int64 { return max(0, t) >> 14 }
@@ -73,22 +79,7 @@ func (v *view) learnBoundary(s *state, now Moment, from, to int64) {
 
 // learned reports whether a boundary is known precisely enough to be of use.
 func (v *view) learned(s *state, now Moment) bool {
-	w := s.word[v.known:]
-	return v.isKnown(s) && w[1]-w[0]+2*drift(now.At-w[2]) < v.window
-}
-
-// phased returns the view of a rule of UnknownPhase, or nil if the rule has another phase.
-func phased(r rule) *view {
-	if v, ok := r.(viewer); ok && v.boundaries().known > 0 {
-		return v.boundaries()
-	}
-	return nil
-}
-
-// knowsBoundary reports whether a rule is of UnknownPhase and knows a boundary of its windows.
-func knowsBoundary(s *state, r rule) bool {
-	v := phased(r)
-	return v != nil && v.isKnown(s)
+	return v.isKnown(s) && s.word[v.known+1]-s.word[v.known]+2*drift(now.At-s.word[v.known+2]) < v.window
 }
 
 // least returns the shortest time for which a stamp counts. It is zero if a boundary is known.

@@ -25,7 +25,12 @@ func (s *state) inFlight(unit int) int64 { return s.word[unit] }
 
 // estimatesInFlight returns how many units are in flight without a slot, because they are
 // estimates.
-func (s *state) estimatesInFlight(unit int) int64 { return s.landingFrom(unit, Never) }
+func (s *state) estimatesInFlight(unit int) int64 {
+	if !s.plan.estimated[unit] {
+		return 0
+	}
+	return s.landingFrom(unit, Never)
+}
 
 func (s *state) slots() int { return (len(s.word) - s.plan.base) / s.plan.stride() }
 
@@ -165,18 +170,6 @@ func (s *state) landingFrom(unit int, from int64) int64 {
 	n := s.inFlight(unit)
 	for i := range s.slots() {
 		if at, carried := s.landing(i, unit); at < from {
-			n -= carried
-		}
-	}
-	return n
-}
-
-// landingBefore returns how many units in flight have a slot that lands before an instant, and how many
-// have none.
-func (s *state) landingBefore(unit int, until int64) int64 {
-	n := s.inFlight(unit)
-	for i := range s.slots() {
-		if at, carried := s.landing(i, unit); at >= until {
 			n -= carried
 		}
 	}

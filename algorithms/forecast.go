@@ -101,8 +101,10 @@ type Usage struct {
 // Usage returns the use of every tier.
 func (l *Ledger) Usage(now Moment) []Usage {
 	now = l.advance(now)
-	landed := l.Clone()
-	last := landed.landAll(now)
+	landed, last := l.Clone(), now
+	if s := l.lastSlot(); s != nil {
+		last = landed.advance(now.on(s[0]))
+	}
 	usage := make([]Usage, len(l.plan.rules))
 	for i, r := range l.plan.rules {
 		usage[i].Used = l.used(i, now)
@@ -123,14 +125,6 @@ func (l *Ledger) Usage(now Moment) []Usage {
 		}
 	}
 	return usage
-}
-
-// landAll lands every request at the end of its guard, and returns the moment of the last one.
-func (l *Ledger) landAll(now Moment) Moment {
-	if s := l.lastSlot(); s != nil {
-		now = now.on(s[0])
-	}
-	return l.advance(now)
 }
 
 // Fresh reports whether the ledger decides as a new one would.

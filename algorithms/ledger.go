@@ -312,7 +312,9 @@ func (l *Ledger) advance(now Moment) Moment {
 	}
 	if l.readings != nil {
 		for i := range *l.readings {
-			reported(&l.state, i).applyReset(now)
+			if until := (*l.readings)[i].until; until != 0 && until <= now.At {
+				reported(&l.state, i).applyReset(now)
+			}
 		}
 	}
 	return now
@@ -321,16 +323,11 @@ func (l *Ledger) advance(now Moment) Moment {
 // correctDates corrects the state of the tiers that count by the wall clock, if its date was wrong.
 func (l *Ledger) correctDates(now Moment) {
 	for i, r := range l.plan.rules {
-		c, ok := r.(corrector)
-		if !ok {
-			continue
-		}
-		c.correct(&l.state, now)
-		if l.readings != nil && (*l.readings)[i].hasOwn {
-			t := reported(&l.state, i)
-			t.swapOwn()
+		if c, ok := r.(corrector); ok {
 			c.correct(&l.state, now)
-			t.swapOwn()
+			if l.readings != nil {
+				reported(&l.state, i).withoutOthers(func() { c.correct(&l.state, now) })
+			}
 		}
 	}
 }

@@ -98,16 +98,16 @@ func (l *Ledger) Observe(now Moment, o Observation) {
 }
 
 func (t reportedTier) observe(now Moment, o Observation) {
-	if w, ok := t.rule.(windowed); ok && w.opened(t.s, now) > o.Since || t.opened > o.Since {
+	if w, ok := t.rule().(windowed); ok && w.opened(t.s, now) > o.Since || t.opened > o.Since {
 		return // the report is about a window that has ended
 	}
 	if !t.turnWindow(now, o) {
 		return
 	}
-	o.Used = min(o.Used, t.tier.Capacity())
+	o.Used = min(o.Used, t.tier().Capacity())
 	keep := o.Used
 	if t.isEstimated() {
-		keep = max(0, keep-t.s.inFlight(t.unit))
+		keep = max(0, keep-t.s.inFlight(t.unit()))
 	}
 	more, exact := t.uncounted(now, o, t.retractRefused(o)), o.Exact
 	if later, ok := t.probeDecides(o); ok {
@@ -115,7 +115,7 @@ func (t reportedTier) observe(now Moment, o Observation) {
 	}
 	switch {
 	case more > 0:
-		if d, ok := t.rule.(sender); ok {
+		if d, ok := t.rule().(sender); ok {
 			d.send(t.s, now, more)
 		}
 		t.landOthers(now, o, more)
@@ -124,12 +124,12 @@ func (t reportedTier) observe(now Moment, o Observation) {
 	}
 	t.keepOthers(now, o)
 	t.noteReset(now, o, more)
-	if r, ok := t.rule.(*anchoredWindow); ok && o.Used > 0 {
+	if r, ok := t.rule().(*anchoredWindow); ok && o.Used > 0 {
 		r.proveOpen(t.s, o.Since, o.by(now))
 	}
 }
 
-func (t reportedTier) isEstimated() bool { return t.s.plan.estimated[t.unit] }
+func (t reportedTier) isEstimated() bool { return t.s.plan.estimated[t.unit()] }
 
 // by returns the instant by which the response was in.
 func (o Observation) by(now Moment) int64 {
@@ -142,8 +142,8 @@ func (o Observation) by(now Moment) int64 {
 // retractRefused makes the tier forget a request that the provider refused, and returns how many
 // units it forgot. The owner of a unit matters only if others are counted apart for a window.
 func (t reportedTier) retractRefused(o Observation) int64 {
-	r, ok := t.rule.(retracter)
-	full := o.Used+o.Cost > t.tier.Capacity()
+	r, ok := t.rule().(retracter)
+	full := o.Used+o.Cost > t.tier().Capacity()
 	switch {
 	case !ok || !o.Refused || !full || t.isEstimated():
 		return 0
@@ -162,31 +162,31 @@ func (t reportedTier) uncounted(now Moment, o Observation, taken int64) int64 {
 	if t.tellsEnd(o) {
 		at = max(at, o.endsFrom(now)-1)
 	}
-	counted := t.rule.used(t.s, now.on(at))
-	guard, before := max(o.Guard, t.s.plan.guard), int64(Never)
+	counted := t.rule().used(t.s, now.on(at))
+	guard := max(o.Guard, t.s.plan.guard)
+	own := min(counted, mostUsed) + t.others + t.s.inFlight(t.unit())
 	if o.Before > 0 {
-		before = o.Before + guard
+		own -= t.s.landingFrom(t.unit(), o.Before+guard) - t.s.estimatesInFlight(t.unit())
 	}
-	own := min(counted, mostUsed) + t.others + t.s.landingBefore(t.unit, before)
 	if o.Since < t.at && (taken > 0 || o.Used > t.used && o.Used-t.mayHaveLeft(o, counted, now.on(t.at+guard)) > t.used) {
 		t.excess -= o.Cost // the request was counted later, or not at all
 	}
 	more := max(0, o.Used+t.spare(now)-own)
 	if taken > 0 { // the tier was used up, and stays so
-		gone := counted - t.rule.used(t.s, now)
+		gone := counted - t.rule().used(t.s, now)
 		more = max(more, min(taken, o.Used+t.spare(now)-own+gone))
 	}
 	if t.at > 0 {
 		more = max(more, -t.excess)
 	}
 	if more > 0 {
-		if window := Micros(t.tier.Window); now.At < t.foundAt+window {
+		if window := Micros(t.tier().Window); now.At < t.foundAt+window {
 			t.busyUntil = now.At + window
 		}
 		t.foundAt = now.At
 	}
 	t.excess += more
-	if o.Since >= t.at && t.s.nthLanding(t.unit, 1) >= t.at+guard+1<<t.s.plan.resolution {
+	if o.Since >= t.at && t.s.nthLanding(t.unit(), 1) >= t.at+guard+1<<t.s.plan.resolution {
 		t.at, t.used, t.excess = now.At, o.Used, own+more-o.Used
 	}
 	return more
@@ -199,9 +199,9 @@ func (t reportedTier) mayHaveLeft(o Observation, counted int64, until Moment) in
 	if t.reopens() {
 		return 0
 	}
-	until.At += Micros(t.tier.Precision)
-	n := counted - t.rule.used(t.s, until)
-	if log, ok := t.rule.(*slidingLog); ok && counted >= log.limit {
+	until.At += Micros(t.tier().Precision)
+	n := counted - t.rule().used(t.s, until)
+	if log, ok := t.rule().(*slidingLog); ok && counted >= log.limit {
 		// Stamps of the window before the request may have been overwritten, by those since then.
 		n += log.used(t.s, until.on(o.Since+log.window))
 	}
@@ -214,15 +214,15 @@ func (r *reading) spare(now Moment) int64 { return bit(now.At < r.busyUntil) }
 // keepOthers makes a log go on counting the others that it counts apart. If none were charged for a
 // window, it reduces them to what the report leaves.
 func (t reportedTier) keepOthers(now Moment, o Observation) {
-	if t.stamps() == nil || t.others == 0 || t.at != now.At {
+	if viewOf(t.rule()) == nil || t.others == 0 || t.at != now.At {
 		return
 	}
-	window := Micros(t.tier.Window)
-	if now.At >= t.foundAt+window && o.Used < t.tier.Capacity() {
+	window := Micros(t.tier().Window)
+	if now.At >= t.foundAt+window && o.Used < t.tier().Capacity() {
 		// The provider may not have counted own units that landed after the request was sent. It
 		// may no longer count those that landed a window ago, less the guard.
-		old := now.on(now.At + t.s.plan.guard + Micros(t.tier.Precision))
-		own := t.rule.used(t.s, old) - t.rule.used(t.s, now.on(o.Since+window)) + o.Cost
+		old := now.on(now.At + t.s.plan.guard + Micros(t.tier().Precision))
+		own := t.rule().used(t.s, old) - t.rule().used(t.s, now.on(o.Since+window)) + o.Cost
 		most := max(0, o.Used-own)
 		if most > 0 {
 			most += t.spare(now)
@@ -254,14 +254,13 @@ const mostUsed = 1 << 50
 
 // land counts n landed units in a tier, and in its state without others.
 func (l *Ledger) land(tier int, at Moment, n int64) {
-	r := l.plan.rules[tier]
-	if !l.forecasting {
-		r.land(&l.state, at, n)
-	} else if g, ok := r.(grouper); ok {
-		g.addToGroup(&l.state, at, n)
-	} else {
-		r.land(&l.state, at, n)
+	r, counted := l.plan.rules[tier], at
+	if l.forecasting {
+		if g, ok := r.(grouper); ok {
+			counted = g.joined(&l.state, at)
+		}
 	}
+	r.land(&l.state, counted, n)
 	if l.readings != nil {
 		reported(&l.state, tier).countLanded(at, n)
 	}
@@ -286,10 +285,12 @@ func (l *Ledger) admits(tier int, now Moment, n int64) int64 {
 	if l.readings == nil {
 		return at
 	}
-	t := reported(&l.state, tier)
-	at = t.admits(now, n, at)
-	if t.probeAt > 0 || l.forecasting && t.probedAt > 0 {
-		at = min(at, max(now.At, t.probeAt))
+	rd := &(*l.readings)[tier]
+	if rd.until > now.At {
+		at = reported(&l.state, tier).admits(now, n, at)
+	}
+	if rd.probeAt > 0 || l.forecasting && rd.probedAt > 0 {
+		at = min(at, max(now.At, rd.probeAt))
 	}
 	return at
 }
@@ -334,7 +335,7 @@ func (l *Ledger) ProbeAgain() {
 // Boundary records that a window of a tier of UnknownPhase ends between two instants. For another
 // tier it changes nothing.
 func (l *Ledger) Boundary(now Moment, tier int, from, to int64) {
-	if v := phased(l.plan.rules[tier]); v != nil {
+	if v := viewOf(l.plan.rules[tier]); v != nil && v.known != 0 {
 		v.learnBoundary(&l.state, l.advance(now), from, to)
 	}
 }
@@ -343,7 +344,7 @@ func (l *Ledger) Boundary(now Moment, tier int, from, to int64) {
 // use.
 func (l *Ledger) Learned(now Moment) bool {
 	for _, r := range l.plan.rules {
-		if v := phased(r); v != nil && v.learned(&l.state, now) {
+		if viewOf(r).learned(&l.state, now) {
 			return true
 		}
 	}

@@ -83,10 +83,10 @@ type corrector interface {
 	correct(s *state, now Moment)
 }
 
-// A grouper is a rule that groups units that land together. addToGroup lands n units in a forecast: they
-// leave with the first unit of their group, because the grouping depends on when the responses come.
+// A grouper is a rule whose units leave in groups. joined returns the moment of the last group if a
+// unit that lands at a moment joins that group, and else that moment.
 type grouper interface {
-	addToGroup(s *state, at Moment, n int64)
+	joined(s *state, at Moment) Moment
 }
 
 // A unitSender is a sender and the index of its unit.

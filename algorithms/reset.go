@@ -29,41 +29,30 @@ const ownWords = 4
 // only the reports show.
 type reportedTier struct {
 	*reading
-	s    *state
-	rule rule
-	tier *Tier
-	unit int
+	s *state
+	i int
 }
 
 // reported returns a tier of a state that has readings.
-func reported(s *state, tier int) reportedTier {
-	return reportedTier{&(*s.readings)[tier], s, s.plan.rules[tier], &s.plan.tiers[tier], s.plan.unit[tier]}
-}
+func reported(s *state, tier int) reportedTier { return reportedTier{&(*s.readings)[tier], s, tier} }
+
+func (t reportedTier) rule() rule  { return t.s.plan.rules[t.i] }
+func (t reportedTier) tier() *Tier { return &t.s.plan.tiers[t.i] }
+func (t reportedTier) unit() int   { return t.s.plan.unit[t.i] }
 
 // reopens reports whether the tier counts in windows, whose units all leave at once.
-func (t reportedTier) reopens() bool { return t.tier.counter().reopens }
+func (t reportedTier) reopens() bool { return t.tier().counter().reopens }
 
 // reopen records in an anchored window that the provider's window has ended.
 func (t reportedTier) reopen() {
-	if r, ok := t.rule.(*anchoredWindow); ok {
+	if r, ok := t.rule().(*anchoredWindow); ok {
 		r.reopen(t.s)
 	}
 }
 
-// stamps returns how long a log or groups of stamps count a unit, or nil for other rules.
-func (t reportedTier) stamps() *view {
-	switch r := t.rule.(type) {
-	case *slidingLog:
-		return &r.view
-	case *slidingWindow:
-		return &r.view
-	}
-	return nil
-}
-
 // landOthers charges units for others, until the reset if the response reported one.
 func (t reportedTier) landOthers(now Moment, o Observation, n int64) {
-	if t.stamps() != nil {
+	if viewOf(t.rule()) != nil {
 		if t.others == 0 {
 			t.from, t.base = now.At, n
 		}
@@ -73,12 +62,12 @@ func (t reportedTier) landOthers(now Moment, o Observation, n int64) {
 	}
 	if o.Reset > 0 && !t.reopens() {
 		if !t.hasOwn {
-			copy(t.own[:], t.s.words(t.rule))
+			copy(t.own[:], t.s.words(t.rule()))
 			t.hasOwn = true
 		}
 		t.until = earlierEnd(t.until, now, o)
 	}
-	t.rule.land(t.s, now, n)
+	t.rule().land(t.s, now, n)
 	if o.Reset == 0 {
 		t.countLanded(now, n)
 	}
@@ -86,7 +75,7 @@ func (t reportedTier) landOthers(now Moment, o Observation, n int64) {
 
 // endOthers returns until when a log counts the others of a report.
 func (t reportedTier) endOthers(now Moment, o Observation) int64 {
-	end := t.stamps().leaves(t.s, now.At)
+	end := viewOf(t.rule()).leaves(t.s, now.At)
 	if o.Reset > 0 {
 		end = min(end, earlierEnd(t.until, now, o))
 	}
@@ -110,8 +99,8 @@ func (t reportedTier) noteReset(now Moment, o Observation, others int64) {
 		}
 		t.until, t.from, t.landed = end, from, 0
 	case reopens && others > 0 && t.until <= now.At:
-		t.until, t.from, t.landed = now.At+o.Reset, 0, t.rule.used(t.s, now)-others
-	case !reopens && o.Probe && !knowsBoundary(t.s, t.rule) && (t.probeAt == 0 || t.probeAt > now.At):
+		t.until, t.from, t.landed = now.At+o.Reset, 0, t.rule().used(t.s, now)-others
+	case !reopens && o.Probe && !viewOf(t.rule()).isKnown(t.s) && (t.probeAt == 0 || t.probeAt > now.At):
 		t.probeAt = earlierEnd(t.probeAt, now, o)
 	}
 	if t.tellsEnd(o) {
@@ -121,8 +110,8 @@ func (t reportedTier) noteReset(now Moment, o Observation, others int64) {
 
 // tellsEnd reports whether a report contains the end of a window of unknown phase.
 func (t reportedTier) tellsEnd(o Observation) bool {
-	window := Micros(t.tier.Window)
-	return t.tier.Phase == UnknownPhase && o.Reset > 0 && o.Reset-o.Slack <= window && 2*o.Slack < window
+	window := Micros(t.tier().Window)
+	return t.tier().Phase == UnknownPhase && o.Reset > 0 && o.Reset-o.Slack <= window && 2*o.Slack < window
 }
 
 // turnWindow ends what was charged for others in a window of unknown phase with the first report of
@@ -131,7 +120,7 @@ func (t reportedTier) turnWindow(now Moment, o Observation) bool {
 	if t.until == 0 || !t.tellsEnd(o) {
 		return true
 	}
-	window, later := Micros(t.tier.Window), now.At+o.Reset-t.until
+	window, later := Micros(t.tier().Window), now.At+o.Reset-t.until
 	if 2*later > window {
 		t.at, t.until, t.others = 0, 0, 0
 	}
@@ -165,18 +154,26 @@ func (t reportedTier) probeDecides(o Observation) (later int64, ok bool) {
 
 // shortestWindow returns the length of the tier's shortest window, in microseconds.
 func (t reportedTier) shortestWindow() int64 {
-	if t.tier.counter().period {
+	if t.tier().counter().period {
 		return shortestDay
 	}
-	return Micros(t.tier.Window)
+	return Micros(t.tier().Window)
 }
 
-// swapOwn exchanges the tier's state for the one that it would have without others, and back.
-func (t reportedTier) swapOwn() {
-	words := t.s.words(t.rule)
-	for i := range words {
-		words[i], t.own[i] = t.own[i], words[i]
+// withoutOthers calls f while the tier has its state without others, if there is one.
+func (t reportedTier) withoutOthers(f func()) {
+	if !t.hasOwn {
+		return
 	}
+	words := t.s.words(t.rule())
+	swap := func() {
+		for i := range words {
+			words[i], t.own[i] = t.own[i], words[i]
+		}
+	}
+	swap()
+	f()
+	swap()
 }
 
 // countLanded records n units that the rule has landed, also in the state without others.
@@ -184,38 +181,27 @@ func (t reportedTier) countLanded(at Moment, n int64) {
 	if at.At >= t.from || !t.reopens() {
 		t.landed += n
 	}
-	if t.hasOwn {
-		t.swapOwn()
-		t.rule.land(t.s, at, n)
-		t.swapOwn()
-	}
+	t.withoutOthers(func() { t.rule().land(t.s, at, n) })
 }
 
 // forget reduces the landed units that the tier counts, including those of others, to keep at most.
 func (t reportedTier) forget(now Moment, keep int64) {
-	t.rule.forget(t.s, now, keep)
-	if t.hasOwn {
-		t.swapOwn()
-		t.rule.forget(t.s, now, keep)
-		t.swapOwn()
-	}
-	t.others = max(0, min(t.others, keep-t.rule.used(t.s, now)))
+	t.rule().forget(t.s, now, keep)
+	t.withoutOthers(func() { t.rule().forget(t.s, now, keep) })
+	t.others = max(0, min(t.others, keep-t.rule().used(t.s, now)))
 }
 
-// applyReset ends the count if its reset has come.
+// applyReset ends the count, whose reset has come.
 func (t reportedTier) applyReset(now Moment) {
-	if t.until == 0 || t.until > now.At {
-		return
-	}
 	if t.hasOwn {
-		copy(t.s.words(t.rule), t.own[:])
+		copy(t.s.words(t.rule()), t.own[:])
 	}
 	if t.reopens() {
 		t.reopen()
-		t.rule.forget(t.s, now, t.landed)
+		t.rule().forget(t.s, now, t.landed)
 		t.opened, t.landed, t.from = t.until, 0, 0
 	}
-	if t.tier.Phase == UnknownPhase {
+	if t.tier().Phase == UnknownPhase {
 		t.at = 0
 	}
 	t.until, t.others, t.hasOwn = 0, 0, false
@@ -227,28 +213,26 @@ func (t reportedTier) othersUsed(now Moment) int64 {
 	if t.until <= now.At {
 		return 0
 	}
-	return t.others + t.expectedOthers(now, Micros(t.tier.Window))
+	return t.others + t.expectedOthers(now, Micros(t.tier().Window))
 }
 
-// admits returns the first instant from now on at which the tier admits n units, if its rule admits
-// them at an instant. A request that may go as a probe is left out.
+// admits returns the first instant from now on at which the tier admits n units, with a reset to
+// come. Its rule admits them at an instant.
 func (t reportedTier) admits(now Moment, n, at int64) int64 {
-	capacity := t.tier.Capacity()
+	capacity := t.tier().Capacity()
 	switch {
-	case t.until <= now.At:
 	case t.hasOwn:
-		t.swapOwn()
-		own := t.rule.earliest(t.s, now, n)
-		t.swapOwn()
+		own := at
+		t.withoutOthers(func() { own = t.rule().earliest(t.s, now, n) })
 		return min(at, max(t.until, own))
 	case t.reopens():
-		if t.landed+t.s.landingFrom(t.unit, t.from)+n <= capacity {
+		if t.landed+t.s.landingFrom(t.unit(), t.from)+n <= capacity {
 			at = min(at, t.until)
 		}
 	case t.others > 0:
 		at = max(at, t.until)
 		if n += t.othersUsed(now); n <= capacity {
-			at = min(at, t.rule.earliest(t.s, now, n))
+			at = min(at, t.rule().earliest(t.s, now, n))
 		}
 	}
 	return at
@@ -269,13 +253,9 @@ func (t reportedTier) nextReset(now Moment) int64 {
 // sound reports whether only a rule that may have a state without others has one, and whether that
 // state is sound.
 func (t reportedTier) sound() bool {
-	if !t.hasOwn {
-		return true
+	sound := !t.hasOwn
+	if words, rings := t.rule().words(); rings == 0 && words <= ownWords && words > 0 && !t.reopens() {
+		t.withoutOthers(func() { sound = t.rule().sound(t.s) })
 	}
-	if words, rings := t.rule.words(); rings > 0 || words > ownWords || words == 0 || t.reopens() {
-		return false
-	}
-	t.swapOwn()
-	defer t.swapOwn()
-	return t.rule.sound(t.s)
+	return sound
 }

@@ -57,14 +57,15 @@ func (r *slidingWindow) earliestTotal(s *state, now Moment, n int64) int64 {
 // lateReport is how late a report may be, in microseconds, if it is to be compared exactly.
 const lateReport = 10_000_000
 
-func (r *slidingWindow) land(s *state, at Moment, n int64) {
-	r.addToGroup(s, at, n)
+func (r *slidingWindow) joined(s *state, at Moment) Moment {
 	groups := *s.ring(r.site)
-	groups[len(groups)-2] = at.At
+	if last := len(groups) - 2; last >= 0 && groups[last]/r.precision == at.At/r.precision {
+		return at.on(groups[last])
+	}
+	return at
 }
 
-// addToGroup is land, except that a group keeps its stamp.
-func (r *slidingWindow) addToGroup(s *state, at Moment, n int64) {
+func (r *slidingWindow) land(s *state, at Moment, n int64) {
 	groups, total := s.ring(r.site), &s.word[r.word]
 	// Groups that have left stay while a late report of the provider may count them, or the last one
 	// if the provider has reported nothing yet.
@@ -79,6 +80,7 @@ func (r *slidingWindow) addToGroup(s *state, at Moment, n int64) {
 
 	*total += n
 	if last := len(*groups) - 2; last >= 0 && (*groups)[last]/r.precision == at.At/r.precision {
+		(*groups)[last] = at.At
 		(*groups)[last+1] += n
 		return
 	}
