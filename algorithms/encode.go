@@ -122,13 +122,19 @@ func (d *decoder) list() []int64 {
 	if d.bad {
 		return nil
 	}
-	d.data = d.data[size:]
+	rest := d.data[size:]
 	list := make([]int64, length)
 	for i := range list {
-		if list[i] = d.varint(); i >= 2 {
-			list[i] += list[i-2]
+		n, size := binary.Varint(rest)
+		if d.bad = size <= 0; d.bad {
+			return nil
 		}
+		if rest = rest[size:]; i >= 2 {
+			n += list[i-2]
+		}
+		list[i] = n
 	}
+	d.data = rest
 	return list
 }
 

@@ -172,7 +172,7 @@ func (l *Ledger) AssumeUsed(now Moment) {
 // start lets the senders of the plan record a cost, before it is in flight.
 func (l *Ledger) start(now Moment, cost []int64) {
 	for _, d := range l.plan.senders {
-		if n := cost[d.unit]; n > 0 {
+		if n := cost[d.place().unit]; n > 0 {
 			d.send(&l.state, now, n)
 		}
 	}

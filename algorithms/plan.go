@@ -23,7 +23,7 @@ type Plan struct {
 	estimated  []bool // of each unit
 	usual      []rule // that count one request, the usual cost; nil if ledgers give no credit
 	usualUnit  int
-	senders    []unitSender
+	senders    []sender
 	calendars  []*fixedWindow
 	anchored   []*anchoredWindow
 	units      []string
@@ -73,6 +73,7 @@ type refunder interface {
 // A sender is a rule that also records n units when they are admitted, before they are in
 // flight.
 type sender interface {
+	place() site
 	send(s *state, now Moment, n int64)
 }
 
@@ -87,12 +88,6 @@ type corrector interface {
 // unit that lands at a moment joins that group, and else that moment.
 type grouper interface {
 	joined(s *state, at Moment) Moment
-}
-
-// A unitSender is a sender and the index of its unit.
-type unitSender struct {
-	sender
-	unit int
 }
 
 // A releaser is a rule whose units count until they are released.
@@ -171,7 +166,7 @@ func (p *Plan) add(t Tier, declared int) {
 	p.rules = append(p.rules, r)
 	p.unit = append(p.unit, u)
 	if d, ok := r.(sender); ok {
-		p.senders = append(p.senders, unitSender{d, u})
+		p.senders = append(p.senders, d)
 	}
 	p.base += words
 	p.rings += rings

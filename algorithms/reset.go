@@ -86,9 +86,13 @@ func (t reportedTier) endOthers(now Moment, o Observation) int64 {
 // was counted before it. If not, only what was charged for others with this report ends then. In
 // other tiers a request may go as a probe at the reset, unless one already may.
 func (t reportedTier) noteReset(now Moment, o Observation, others int64) {
+	shortest := Micros(t.tier().Window)
+	if t.tier().counter().period {
+		shortest = shortestDay
+	}
 	switch reopens := t.reopens(); {
 	case o.Reset == 0:
-	case reopens && o.endsFrom(now) > now.At && 2*o.Slack < t.shortestWindow():
+	case reopens && o.endsFrom(now) > now.At && 2*o.Slack < shortest:
 		was, end, from := t.until, earlierEnd(t.until, now, o), o.endsFrom(now)
 		switch {
 		case was <= now.At:
@@ -150,14 +154,6 @@ func (t reportedTier) probeDecides(o Observation) (later int64, ok bool) {
 	}
 	t.probedAt = 0
 	return max(0, t.landed-o.Cost), true
-}
-
-// shortestWindow returns the length of the tier's shortest window, in microseconds.
-func (t reportedTier) shortestWindow() int64 {
-	if t.tier().counter().period {
-		return shortestDay
-	}
-	return Micros(t.tier().Window)
 }
 
 // withoutOthers calls f while the tier has its state without others, if there is one.
