@@ -40,81 +40,81 @@ func newAnchoredWindow(t Tier, s site) *anchoredWindow {
 
 func (*anchoredWindow) words() (words, rings int) { return 3, 1 }
 
-func (r *anchoredWindow) lohi(l *Ledger) (lo, hi *int64) {
-	return &l.word[r.bounds], &l.word[r.bounds+1]
+func (r *anchoredWindow) lohi(s *state) (lo, hi *int64) {
+	return &s.word[r.bounds], &s.word[r.bounds+1]
 }
 
 // closes returns when the last window that may be open has closed, if the last request lands at
 // an instant.
-func (r *anchoredWindow) closes(l *Ledger, last int64) int64 {
-	if lo, hi := r.lohi(l); last < *lo {
+func (r *anchoredWindow) closes(s *state, last int64) int64 {
+	if lo, hi := r.lohi(s); last < *lo {
 		return min(*hi, last+r.window)
 	}
 	return last + r.window
 }
 
 // closed returns closes of the last landing, or now if nothing has landed.
-func (r *anchoredWindow) closed(l *Ledger, now Moment) int64 {
-	if groups := *l.ring(r.site); len(groups) > 0 {
-		return r.closes(l, groups[len(groups)-2])
+func (r *anchoredWindow) closed(s *state, now Moment) int64 {
+	if groups := *s.ring(r.site); len(groups) > 0 {
+		return r.closes(s, groups[len(groups)-2])
 	}
 	return now.At
 }
 
-func (r *anchoredWindow) earliest(l *Ledger, now Moment, n int64) int64 {
-	if l.estimatesInFlight(r.unit) > 0 { // the instant at which they land is unknown
-		return r.slidingWindow.earliest(l, now, n)
+func (r *anchoredWindow) earliest(s *state, now Moment, n int64) int64 {
+	if s.estimatesInFlight(r.unit) > 0 { // the instant at which they land is unknown
+		return r.slidingWindow.earliest(s, now, n)
 	}
-	opens := max(now.At, r.closed(l, now))
-	for i := range l.slots() {
-		if at, carried := l.landing(i, r.unit); carried > 0 {
-			opens = max(at, r.closes(l, at))
+	opens := max(now.At, r.closed(s, now))
+	for i := range s.slots() {
+		if at, carried := s.landing(i, r.unit); carried > 0 {
+			opens = max(at, r.closes(s, at))
 		}
 	}
-	return min(opens, r.slidingWindow.earliest(l, now, n))
+	return min(opens, r.slidingWindow.earliest(s, now, n))
 }
 
 // earliestTotal allows for limit units at the end of a window and limit more at the beginning of
 // the next.
-func (r *anchoredWindow) earliestTotal(l *Ledger, now Moment, n int64) int64 {
+func (r *anchoredWindow) earliestTotal(s *state, now Moment, n int64) int64 {
 	full, _ := rounds(n, r.limit)
-	return after(r.earliest(l, now, min(n, r.limit)), max(0, full-1), r.window)
+	return after(r.earliest(s, now, min(n, r.limit)), max(0, full-1), r.window)
 }
 
-func (r *anchoredWindow) send(l *Ledger, now Moment, _ int64) {
-	if l.inFlight(r.unit) == 0 && r.closed(l, now) <= now.At {
-		lo, hi := r.lohi(l)
+func (r *anchoredWindow) send(s *state, now Moment, _ int64) {
+	if s.inFlight(r.unit) == 0 && r.closed(s, now) <= now.At {
+		lo, hi := r.lohi(s)
 		*lo, *hi = now.At+r.window, opening
-		r.clear(l)
+		r.clear(s)
 	}
 }
 
 // proveOpen records that a window was open by an instant. The response to a request that was
 // admitted at since or later proves that. If since is before this window, it proves nothing here.
-func (r *anchoredWindow) proveOpen(l *Ledger, since, by int64) {
-	if lo, hi := r.lohi(l); since >= *lo-r.window {
+func (r *anchoredWindow) proveOpen(s *state, since, by int64) {
+	if lo, hi := r.lohi(s); since >= *lo-r.window {
 		*hi = min(*hi, max(*lo, by+r.window))
 	}
 }
 
-func (r *anchoredWindow) refund(l *Ledger, now Moment, from, n int64) {
-	if lo, _ := r.lohi(l); from >= *lo-r.window { // else another window has opened since
-		r.slidingWindow.refund(l, now, from, n)
+func (r *anchoredWindow) refund(s *state, now Moment, from, n int64) {
+	if lo, _ := r.lohi(s); from >= *lo-r.window { // else another window has opened since
+		r.slidingWindow.refund(s, now, from, n)
 	}
 }
 
 // doubtOpen records that it is unknown whether the window is open. The next request that lands proves
 // it again.
-func (r *anchoredWindow) doubtOpen(l *Ledger) {
-	_, hi := r.lohi(l)
+func (r *anchoredWindow) doubtOpen(s *state) {
+	_, hi := r.lohi(s)
 	*hi = opening
 }
 
 // proveLanded is proveOpen for a request that landed between two instants.
-func (r *anchoredWindow) proveLanded(l *Ledger, first, last int64) {
-	for groups := *l.ring(r.site); len(groups) > 0; groups = groups[2:] {
+func (r *anchoredWindow) proveLanded(s *state, first, last int64) {
+	for groups := *s.ring(r.site); len(groups) > 0; groups = groups[2:] {
 		if groups[0] >= first { // by then the request had landed, or another one with a response
-			r.proveOpen(l, first-1, min(last, groups[0]))
+			r.proveOpen(s, first-1, min(last, groups[0]))
 			return
 		}
 	}
@@ -122,39 +122,39 @@ func (r *anchoredWindow) proveLanded(l *Ledger, first, last int64) {
 
 // reopen records that a window has ended. The next one may be opened by requests in flight, or by
 // those that have landed since the report of that end.
-func (r *anchoredWindow) reopen(l *Ledger) {
-	lo, hi := r.lohi(l)
+func (r *anchoredWindow) reopen(s *state) {
+	lo, hi := r.lohi(s)
 	*lo, *hi = Never, opening
 }
 
 // opened returns the earliest instant at which the window that is open now may have opened.
-func (r *anchoredWindow) opened(l *Ledger, now Moment) int64 {
+func (r *anchoredWindow) opened(s *state, now Moment) int64 {
 	since := now.At - r.window + 1
-	if lo, _ := r.lohi(l); *lo != Never {
+	if lo, _ := r.lohi(s); *lo != Never {
 		since = max(since, *lo-r.window)
 	}
 	return since
 }
 
-func (r *anchoredWindow) used(l *Ledger, now Moment) int64 {
-	if r.closed(l, now) <= now.At && l.inFlight(r.unit) == 0 {
+func (r *anchoredWindow) used(s *state, now Moment) int64 {
+	if r.closed(s, now) <= now.At && s.inFlight(r.unit) == 0 {
 		return 0
 	}
-	return r.slidingWindow.used(l, now)
+	return r.slidingWindow.used(s, now)
 }
 
-func (r *anchoredWindow) fresh(l *Ledger, now Moment) int64 { return max(now.At, r.closed(l, now)) }
+func (r *anchoredWindow) fresh(s *state, now Moment) int64 { return max(now.At, r.closed(s, now)) }
 
-func (r *anchoredWindow) sound(l *Ledger) bool {
-	lo, hi := r.lohi(l)
-	return r.slidingWindow.sound(l) && (*lo == Never || stored(*lo)) && (*hi == opening || stored(*hi))
+func (r *anchoredWindow) sound(s *state) bool {
+	lo, hi := r.lohi(s)
+	return r.slidingWindow.sound(s) && (*lo == Never || stored(*lo)) && (*hi == opening || stored(*hi))
 }
 
 // later reports whether one instant is that much later than another, or both are Never.
 func later(at, before, by int64) bool { return at-before == by || at == Never && before == Never }
 
-func (r *anchoredWindow) recurs(l, o *Ledger, by int64) bool {
-	lo, hi := r.lohi(l)
+func (r *anchoredWindow) recurs(s, o *state, by int64) bool {
+	lo, hi := r.lohi(s)
 	loBefore, hiBefore := r.lohi(o)
-	return r.slidingWindow.recurs(l, o, by) && later(*lo, *loBefore, by) && later(*hi, *hiBefore, by)
+	return r.slidingWindow.recurs(s, o, by) && later(*lo, *loBefore, by) && later(*hi, *hiBefore, by)
 }

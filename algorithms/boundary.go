@@ -7,10 +7,16 @@ type view struct {
 	known  int // index of the three words of the known boundary; 0 if the view keeps none
 }
 
-// A viewer is a rule whose view may be narrowed by a known boundary.
-type viewer interface{ boundaries() *view }
-
-func (v *view) boundaries() *view { return v }
+// viewOf returns the view of a rule that keeps stamps for a time alone, or nil for other rules.
+func viewOf(r rule) *view {
+	switch r := r.(type) {
+	case *slidingLog:
+		return &r.view
+	case *slidingWindow:
+		return &r.view
+	}
+	return nil
+}
 
 func newView(t Tier, word int) view {
 	v := view{window: Micros(t.Window)}
@@ -28,18 +34,21 @@ func (v *view) stateWords() int {
 	return 3
 }
 
+// isKnown reports whether there is a view with a known boundary.
+func (v *view) isKnown(s *state) bool { return v != nil && v.known != 0 && s.word[v.known+1] != 0 }
+
 // drift returns how far two clocks diverge at most in a time: by 2^-14 of it, 61 millionths.
 func drift(t int64) int64 { return max(0, t) >> 14 }
 
 // leaves returns the instant from which a stamp no longer counts.
-func (v *view) leaves(l *Ledger, stamp int64) int64 {
+func (v *view) leaves(s *state, stamp int64) int64 {
 	if stamp == Never {
 		return Never
 	}
-	if v.known == 0 || l.word[v.known+1] == 0 {
+	if !v.isKnown(s) {
 		return stamp + v.window
 	}
-	from, to, asOf := l.word[v.known], l.word[v.known+1], l.word[v.known+2]
+	from, to, asOf := s.word[v.known], s.word[v.known+1], s.word[v.known+2]
 	from, to = from-drift(stamp-asOf), to+drift(stamp-asOf)
 	next := floorDiv(stamp-from, v.window) + 1 // the stamp came before this boundary
 	return min(stamp+v.window, to+next*v.window)
@@ -47,9 +56,9 @@ func (v *view) leaves(l *Ledger, stamp int64) int64 {
 
 // learnBoundary records that a window of the provider ends between two instants. If that
 // contradicts the known boundary, the boundary is unknown again.
-func (v *view) learnBoundary(l *Ledger, now Moment, from, to int64) {
-	w := l.word[v.known:]
-	known, since := w[1] != 0, drift(now.At-w[2])
+func (v *view) learnBoundary(s *state, now Moment, from, to int64) {
+	w := s.word[v.known:]
+	known, since := v.isKnown(s), drift(now.At-w[2])
 	knownFrom, knownTo := w[0]-since, w[1]+since
 	switch vague := to - from; {
 	case vague >= v.window:
@@ -68,46 +77,21 @@ func (v *view) learnBoundary(l *Ledger, now Moment, from, to int64) {
 	w[0], w[1], w[2] = from, to, now.At
 }
 
-// Learned reports whether a boundary of the windows of a tier is known precisely enough to be of
-// use.
-func (l *Ledger) Learned(now Moment) bool {
-	for i := range l.plan.rules {
-		if v := l.plan.phased(i); v != nil && l.word[v.known+1] != 0 {
-			vague := l.word[v.known+1] - l.word[v.known] + 2*drift(now.At-l.word[v.known+2])
-			if vague < v.window {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// phased returns the view of a tier of UnknownPhase, or nil if the tier has another phase.
-func (p *Plan) phased(tier int) *view {
-	if v, ok := p.rules[tier].(viewer); ok && v.boundaries().known > 0 {
-		return v.boundaries()
-	}
-	return nil
-}
-
-// knowsBoundary reports whether a boundary of the windows of a tier of UnknownPhase is known.
-func (l *Ledger) knowsBoundary(tier int) bool {
-	v := l.plan.phased(tier)
-	return v != nil && l.word[v.known+1] != 0
-}
-
-// Boundary records that a window of a tier of UnknownPhase ends between two instants. For another
-// tier it changes nothing.
-func (l *Ledger) Boundary(now Moment, tier int, from, to int64) {
-	if v := l.plan.phased(tier); v != nil {
-		v.learnBoundary(l, l.advance(now), from, to)
-	}
+// learned reports whether a boundary is known precisely enough to be of use.
+func (v *view) learned(s *state, now Moment) bool {
+	return v.isKnown(s) && s.word[v.known+1]-s.word[v.known]+2*drift(now.At-s.word[v.known+2]) < v.window
 }
 
 // least returns the shortest time for which a stamp counts. It is zero if a boundary is known.
-func (v *view) least(l *Ledger) int64 {
-	if v.known == 0 || l.word[v.known+1] == 0 {
-		return v.window
+func (v *view) least(s *state) int64 {
+	if v.isKnown(s) {
+		return 0
 	}
-	return 0
+	return v.window
+}
+
+// sound reports whether the words of the boundary may be those of one.
+func (v *view) sound(s *state) bool {
+	w := s.word[v.known : v.known+v.stateWords()]
+	return stored(w...) && (len(w) == 0 || w[0] <= w[1])
 }

@@ -144,34 +144,12 @@ type Crossing struct {
 	Until time.Time
 }
 
-// Crossings returns how far the calendar tiers have come since the last call. It returns each
-// percent of a period once, even if a tier reaches it again after a refund.
-func (l *Ledger) Crossings(now Moment) (crossed []Crossing) {
-	if len(l.plan.calendars) == 0 {
-		return nil
-	}
-	now = l.advance(now)
-	for _, r := range l.plan.calendars {
-		r.open(l, now)
-		w := r.state(l)
-		used := w[1] + l.inFlight(r.unit) - l.estimatesInFlight(r.unit)
-		if percent := min(100, used*100/r.limit); percent > w[2] {
-			crossed = append(crossed, Crossing{r.tier, int(w[2]), int(percent), used, time.UnixMicro(w[0])})
-			w[2] = percent
-		}
-	}
-	return crossed
-}
-
-// PeriodStarts returns for each calendar tier in turn the starts of five periods, as Unix time in
-// microseconds: the period before that of an instant, its own, and the next three.
-func (p *Plan) PeriodStarts(wall int64) (starts []int64) {
-	for _, r := range p.calendars {
-		own := r.periodStart(wall, 0)
-		starts = append(starts, r.periodStart(own-1, 0), own)
-		for range 3 {
-			starts = append(starts, r.periodStart(starts[len(starts)-1], 1))
-		}
-	}
-	return starts
+// cross returns the crossing since the last call, if there is one.
+func (r *fixedWindow) cross(s *state, now Moment) (c Crossing, ok bool) {
+	r.open(s, now)
+	w := r.state(s)
+	used := w[1] + s.inFlight(r.unit) - s.estimatesInFlight(r.unit)
+	from, to := w[2], min(100, used*100/r.limit)
+	w[2] = max(from, to)
+	return Crossing{r.tier, int(from), int(to), used, time.UnixMicro(w[0])}, to > from
 }

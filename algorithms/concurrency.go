@@ -19,33 +19,33 @@ type concurrency struct {
 
 func (*concurrency) words() (words, rings int) { return 1, 0 }
 
-func (r *concurrency) earliest(l *Ledger, now Moment, n int64) int64 {
-	if l.word[r.word]+n <= r.limit {
+func (r *concurrency) earliest(s *state, now Moment, n int64) int64 {
+	if s.word[r.word]+n <= r.limit {
 		return now.At
 	}
 	return Never
 }
 
 // earliestTotal assumes that every place is free.
-func (*concurrency) earliestTotal(_ *Ledger, now Moment, _ int64) int64 { return now.At }
+func (*concurrency) earliestTotal(_ *state, now Moment, _ int64) int64 { return now.At }
 
-func (r *concurrency) send(l *Ledger, _ Moment, n int64) { l.word[r.word] += n }
+func (r *concurrency) send(s *state, _ Moment, n int64) { s.word[r.word] += n }
 
-func (r *concurrency) release(l *Ledger, n int64) { l.word[r.word] = max(0, l.word[r.word]-n) }
+func (r *concurrency) release(s *state, n int64) { s.word[r.word] = max(0, s.word[r.word]-n) }
 
-func (*concurrency) land(*Ledger, Moment, int64) {}
+func (*concurrency) land(*state, Moment, int64) {}
 
-func (r *concurrency) used(l *Ledger, _ Moment) int64 { return l.word[r.word] }
+func (r *concurrency) used(s *state, _ Moment) int64 { return s.word[r.word] }
 
-func (*concurrency) forget(*Ledger, Moment, int64) {}
+func (*concurrency) forget(*state, Moment, int64) {}
 
-func (r *concurrency) fresh(l *Ledger, now Moment) int64 {
-	if l.word[r.word] > 0 {
+func (r *concurrency) fresh(s *state, now Moment) int64 {
+	if s.word[r.word] > 0 {
 		return Never
 	}
 	return now.At
 }
 
-func (r *concurrency) sound(l *Ledger) bool { return stored(l.word[r.word]) }
+func (r *concurrency) sound(s *state) bool { return stored(s.word[r.word]) }
 
-func (r *concurrency) recurs(l, o *Ledger, _ int64) bool { return l.word[r.word] == o.word[r.word] }
+func (r *concurrency) recurs(s, o *state, _ int64) bool { return s.word[r.word] == o.word[r.word] }

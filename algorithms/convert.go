@@ -17,33 +17,41 @@ func (p *Plan) Convert(old Ledger, now Moment) Ledger {
 	old = old.Clone()
 	now = old.advance(now)
 	l.last = now.At
+	c := conversion{&old, &l.state, now}
 	for i := range p.tiers {
-		l.takeOver(i, &old, now)
+		c.takeOver(i)
 	}
 	for i := range old.slots() {
-		l.carrySlot(old.slot(i), old.plan)
+		c.carrySlot(old.slot(i))
 	}
-	l.carryEstimates(&old, now)
+	c.carryEstimates()
 	return l
 }
 
+// A conversion fills the state of a new plan with that of an old one.
+type conversion struct {
+	from *Ledger
+	to   *state
+	now  Moment
+}
+
 // takeOver fills the i-th tier with the state of an old tier.
-func (l *Ledger) takeOver(i int, old *Ledger, now Moment) {
-	t, r := l.plan.tiers[i], l.plan.rules[i]
-	j, like := old.predecessor(t, now)
+func (c conversion) takeOver(i int) {
+	t, r := c.to.plan.tiers[i], c.to.plan.rules[i]
+	j, like := c.predecessor(t)
 	if j < 0 || !like && t.counter().released {
 		return
 	}
 	_, isBucket := r.(*bucket)
-	charged := old.charged(j, now)
+	charged := c.charged(j)
 	if like && !isBucket {
-		l.inherit(i, j, old)
+		c.inherit(r, c.from.plan.rules[j])
 	}
-	if l.copyStamps(i, j, old, now) || like && !isBucket {
-		charged = old.othersUsed(j, now)
+	if c.copyStamps(i, j) || like && !isBucket {
+		charged = c.from.othersUsed(j, c.now)
 	}
 	if charged > 0 {
-		r.land(l, now, charged)
+		r.land(c.to, c.now, charged)
 	}
 }
 
@@ -51,14 +59,14 @@ func (l *Ledger) takeOver(i int, old *Ledger, now Moment) {
 // tier. If it may continue several, predecessor returns one of the same rate, if these are buckets,
 // and the one with the largest use. If it continues none, predecessor returns the tier of its unit
 // with the largest use, or -1.
-func (l *Ledger) predecessor(t Tier, now Moment) (tier int, like bool) {
+func (c conversion) predecessor(t Tier) (tier int, like bool) {
 	tier = -1
 	var closest, most int64
-	for j, was := range l.plan.tiers {
+	for j, was := range c.from.plan.tiers {
 		if was.Unit != t.Unit {
 			continue
 		}
-		likeness, used := bit(was.continues(t)), l.charged(j, now)
+		likeness, used := bit(was.continues(t)), c.charged(j)
 		if likeness > 0 && t.counter().burst {
 			likeness += bit(was.Limit == t.Limit)
 		}
@@ -69,25 +77,25 @@ func (l *Ledger) predecessor(t Tier, now Moment) (tier int, like bool) {
 	return tier, closest > 0
 }
 
-// charged returns how many units of a tier a tier of another kind takes over.
-func (l *Ledger) charged(tier int, now Moment) int64 {
-	if l.plan.tiers[tier].counter().released {
+// charged returns how many units of an old tier a tier of another kind takes over.
+func (c conversion) charged(old int) int64 {
+	if c.from.plan.tiers[old].counter().released {
 		return 0
 	}
-	return l.used(tier, now)
+	return c.from.used(old, c.now)
 }
 
 // mostStamps is how many stamps a log takes over at most from another algorithm, unless its limit
 // is larger.
 const mostStamps = 1 << 16
 
-// copyStamps gives the i-th tier the stamps of an old tier, and reports whether these cover the use
-// of the old tier. Only a log takes over a tier without stamps: the use counts as of now. A sliding
+// copyStamps gives the i-th tier the stamps of the old tier j, and reports whether these cover the
+// use of that tier. Only a log takes over a tier without stamps: the use counts as of now. A sliding
 // window that is shorter than the old tier takes no stamps, because it would drop them too soon
 // for a process that still has the old policy.
-func (l *Ledger) copyStamps(i, j int, old *Ledger, now Moment) bool {
-	window, was := l.plan.tiers[i].Window, old.plan.tiers[j].Window
-	switch r := l.plan.rules[i].(type) {
+func (c conversion) copyStamps(i, j int) bool {
+	window, was, old := c.to.plan.tiers[i].Window, c.from.plan.tiers[j].Window, &c.from.state
+	switch r := c.to.plan.rules[i].(type) {
 	case *slidingLog:
 		var stamps []int64
 		switch from := old.plan.rules[j].(type) {
@@ -97,10 +105,10 @@ func (l *Ledger) copyStamps(i, j int, old *Ledger, now Moment) bool {
 			stamps = from.stamps(old, max(r.limit, mostStamps))
 		case *concurrency: // what is in flight needs room
 		default:
-			used := min(from.used(old, now), max(r.limit, mostStamps))
-			stamps = slices.Repeat([]int64{now.At}, int(used))
+			used := min(from.used(old, c.now), max(r.limit, mostStamps))
+			stamps = slices.Repeat([]int64{c.now.At}, int(used))
 		}
-		l.setStamps(r, stamps, now.At-Micros(max(window, was)), old.inFlight(old.plan.unit[j]))
+		r.setStamps(c.to, stamps, c.now.At-Micros(max(window, was)), old.inFlight(old.plan.unit[j]))
 		return true
 	case *slidingWindow:
 		switch from := old.plan.rules[j].(type) {
@@ -109,7 +117,7 @@ func (l *Ledger) copyStamps(i, j int, old *Ledger, now Moment) bool {
 				return false
 			}
 			for _, at := range from.stamps(old) {
-				r.land(l, now.on(at), 1)
+				r.land(c.to, c.now.on(at), 1)
 			}
 			return true
 		case *slidingWindow:
@@ -117,7 +125,7 @@ func (l *Ledger) copyStamps(i, j int, old *Ledger, now Moment) bool {
 				return false
 			}
 			for groups := *old.ring(from.site); len(groups) > 0; groups = groups[2:] {
-				r.land(l, now.on(groups[0]), groups[1])
+				r.land(c.to, c.now.on(groups[0]), groups[1])
 			}
 			return true
 		}
@@ -128,58 +136,57 @@ func (l *Ledger) copyStamps(i, j int, old *Ledger, now Moment) bool {
 // setStamps sets the stamps of a log. The ring gets a place for each stamp after an instant and for
 // each unit in flight, even if these exceed the limit: they count again if the old policy comes
 // back.
-func (l *Ledger) setStamps(r *slidingLog, stamps []int64, after, inFlight int64) {
+func (r *slidingLog) setStamps(s *state, stamps []int64, after, inFlight int64) {
 	gone, _ := slices.BinarySearch(stamps, after+1)
 	room := max(r.limit, int64(len(stamps)-gone)+inFlight)
 	stamps = stamps[max(0, int64(len(stamps))-room):]
 	if room > r.limit { // the other places get stamps that count no more
 		stamps = slices.Concat(make([]int64, room-int64(len(stamps))), stamps)
 	}
-	*l.ring(r.site), l.word[r.word] = stamps, 0
+	*s.ring(r.site), s.word[r.word] = stamps, 0
 }
 
-// inherit copies the state of an old tier, which does not depend on the limit.
-func (l *Ledger) inherit(i, like int, old *Ledger) {
-	to, from := l.plan.rules[i].place(), old.plan.rules[like].place()
-	words, rings := l.plan.rules[i].words()
-	copy(l.word[to.word:to.word+words], old.word[from.word:])
-	if rings > 0 {
-		*l.ring(to) = slices.Clone(*old.ring(from)) // another tier may continue that tier, too
+// inherit copies the state of an old rule, which does not depend on the limit.
+func (c conversion) inherit(r, old rule) {
+	copy(c.to.words(r), c.from.words(old))
+	if _, rings := r.words(); rings > 0 {
+		*c.to.ring(r.place()) = slices.Clone(*c.from.ring(old.place())) // another tier may continue that tier, too
 	}
 }
 
-// carrySlot adds a slot of an old plan to what is in flight.
-func (l *Ledger) carrySlot(was []int64, old *Plan) {
-	total, held := make([]int64, len(l.plan.units)), make([]int64, len(l.plan.units))
-	for u, unit := range l.plan.units {
-		if o := slices.Index(old.units, unit); o >= 0 {
-			total[u], held[u] = was[totalOf(o)], was[heldOf(o)]
-		}
+// carrySlot adds an old slot to what is in flight.
+func (c conversion) carrySlot(was slot) {
+	old := c.from.plan
+	total, held := make([]int64, len(old.units)), make([]int64, len(old.units))
+	for u := range old.units {
+		total[u], held[u] = *was.total(u), *was.held(u)
 	}
-	l.addInFlight(was[0], 0, total, false)
-	s := l.lastSlot()
-	for u, n := range held {
-		s[heldOf(u)] += n
+	c.to.addInFlight(was[0], 0, c.to.plan.Translate(old, total), false)
+	last := c.to.lastSlot()
+	for u, n := range c.to.plan.Translate(old, held) {
+		*last.held(u) += n
 	}
 }
 
 // carryEstimates keeps the estimates in flight until they are settled. If their unit is no longer
 // estimated, they land with the guard.
-func (l *Ledger) carryEstimates(old *Ledger, now Moment) {
-	landing := make([]int64, len(l.plan.units))
-	for u, unit := range l.plan.units {
-		o := slices.Index(old.plan.units, unit)
-		if o < 0 || !old.plan.estimated[o] {
-			continue
-		}
-		if n := old.estimatesInFlight(o); l.plan.estimated[u] {
-			l.word[u] += n
-		} else {
-			landing[u] = n
+func (c conversion) carryEstimates() {
+	old, p := c.from.plan, c.to.plan
+	estimates := make([]int64, len(old.units))
+	for u, estimated := range old.estimated {
+		if estimated {
+			estimates[u] = c.from.estimatesInFlight(u)
 		}
 	}
-	if slices.ContainsFunc(landing, func(n int64) bool { return n > 0 }) {
-		l.addInFlight(now.At, l.plan.guard, landing, false) // of no concurrency tier: it would never be released
+	landing := p.Translate(old, estimates)
+	for u, estimated := range p.estimated {
+		if estimated {
+			c.to.word[u] += landing[u]
+			landing[u] = 0
+		}
+	}
+	if slices.Max(landing) > 0 {
+		c.to.addInFlight(c.now.At, p.guard, landing, false) // of no concurrency tier: it would never be released
 	}
 }
 

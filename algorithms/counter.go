@@ -99,8 +99,6 @@ func (t Tier) counter() *counter {
 	return new(counter)
 }
 
-func (c *counter) hasWindow() bool { return !c.released && !c.period }
-
 // namesOf lists the algorithms with a trait: "token_bucket, leaky_bucket, gcra".
 func namesOf(has func(counter) bool) string {
 	var names []string

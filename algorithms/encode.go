@@ -12,60 +12,56 @@ var errUnsound = errors.New("not the encoding of a ledger of this plan")
 // mostStored is more than any instant or amount in a ledger.
 const mostStored = 1 << 54
 
-// encoding is the number of the current form of an encoded ledger. It stands first, negated. The
+// encoding is the number of the current form of an encoded state. It stands first, negated. The
 // first form has no number, and begins with the clock.
 const encoding = 2
 
-// AppendBinary appends the encoding of the ledger to b. A ledger of an equal plan can decode it
-// with UnmarshalBinary. The error is always nil.
-//
-// The encoding is the form, the clock, the words, the rings and the readings, as varints. Each
-// number of a list is the difference from the last but one, because windows keep pairs. 10,000
-// stamps of a log over an hour take 30 KB.
-func (l *Ledger) AppendBinary(b []byte) ([]byte, error) {
-	b = binary.AppendVarint(binary.AppendVarint(b, -encoding), l.last)
-	b = appendList(b, l.word)
-	if l.rings != nil {
-		for _, ring := range *l.rings {
+// append appends the encoding of the state to b: the form, the clock, the words, the rings and the
+// readings, as varints. Each number of a list is the difference from the last but one, because
+// windows keep pairs.
+func (s *state) append(b []byte) []byte {
+	b = binary.AppendVarint(binary.AppendVarint(b, -encoding), s.last)
+	b = appendList(b, s.word)
+	if s.rings != nil {
+		for _, ring := range *s.rings {
 			b = appendList(b, ring)
 		}
 	}
-	return appendList(b, l.encodedReadings()), nil
+	return appendList(b, s.encodedReadings())
 }
 
-// UnmarshalBinary replaces the state of the ledger by a state that AppendBinary has encoded, in
-// this form or the first. If the data is not the encoding of a ledger of an equal plan, it returns
-// an error and leaves the ledger as it was. It allocates at most eight times the size of the data.
-func (l *Ledger) UnmarshalBinary(data []byte) error {
-	r := Ledger{plan: l.plan}
-	ok := true
-	first := false
-	if r.last, data, ok = cutVarint(data); r.last == -encoding {
-		r.last, data, ok = cutVarint(data)
-		r.word, data, ok = cutList(data, ok)
-	} else {
-		r.word, data, ok = cutList(data, ok)
-		r.fromFirst()
-		first = true
+// decode sets all but the plan to what d contains, in this form or the first.
+func (s *state) decode(d *decoder) {
+	s.last = d.varint()
+	first := s.last != -encoding
+	if !first {
+		s.last = d.varint()
 	}
-	if l.plan.rings > 0 {
-		rings := make([][]int64, l.plan.rings)
+	s.word = d.list()
+	if first {
+		s.fromFirst()
+	}
+	if s.plan.rings > 0 {
+		rings := make([][]int64, s.plan.rings)
 		for i := range rings {
-			rings[i], data, ok = cutList(data, ok)
+			rings[i] = d.list()
 		}
-		r.rings = &rings
+		s.rings = &rings
 	}
 	if !first {
-		var readings []int64
-		if readings, data, ok = cutList(data, ok); !r.setReadings(readings) {
-			return errUnsound
+		s.readings = d.readings(len(s.plan.rules))
+	}
+}
+
+// fromFirst converts words of the first form. There, windows of the wall clock did not keep the
+// instant of the last landing, which was at the clock or before.
+func (s *state) fromFirst() {
+	for i, r := range s.plan.rules {
+		words, _ := r.words()
+		if end := r.place().word + words - 1; s.plan.tiers[i].counter().aligned && end <= len(s.word) {
+			s.word = slices.Insert(s.word, end, s.last)
 		}
 	}
-	if !ok || len(data) > 0 || !r.sound() {
-		return errUnsound
-	}
-	*l = r
-	return nil
 }
 
 // readingSize is how many numbers encode a reading.
@@ -79,45 +75,14 @@ func bit(b bool) int64 {
 }
 
 // encodedReadings returns the numbers that encode the readings of all tiers.
-func (l *Ledger) encodedReadings() (list []int64) {
-	if l.readings != nil {
-		for _, r := range *l.readings {
+func (s *state) encodedReadings() (list []int64) {
+	if s.readings != nil {
+		for _, r := range *s.readings {
 			list = append(list, r.at, r.used, r.excess, r.foundAt, r.busyUntil, r.from, r.base, r.until, r.others, r.landed, r.opened, r.probeAt, r.probedAt, bit(r.hasOwn))
 			list = append(list, r.own[:]...)
 		}
 	}
 	return list
-}
-
-// setReadings decodes the readings. It reports whether the numbers may encode readings.
-func (l *Ledger) setReadings(list []int64) bool {
-	if len(list) == 0 {
-		return true
-	}
-	if len(list) != readingSize*len(l.plan.rules) || !stored(list...) {
-		return false
-	}
-	readings := make([]reading, len(l.plan.rules))
-	for i := range readings {
-		r := list[readingSize*i:]
-		readings[i] = reading{
-			at: r[0], used: r[1], excess: r[2], foundAt: r[3], busyUntil: r[4], from: r[5], base: r[6],
-			reset: reset{until: r[7], others: r[8], landed: r[9], opened: r[10], probeAt: r[11], probedAt: r[12], hasOwn: r[13] != 0, own: [ownWords]int64(r[14:])},
-		}
-	}
-	l.readings = &readings
-	return true
-}
-
-// fromFirst converts words of the first form. There, windows of the wall clock did not keep the
-// instant of the last landing, which was at the clock or before.
-func (l *Ledger) fromFirst() {
-	for i, r := range l.plan.rules {
-		words, _ := r.words()
-		if end := r.place().word + words - 1; l.plan.tiers[i].counter().aligned && end <= len(l.word) {
-			l.word = slices.Insert(l.word, end, l.last)
-		}
-	}
 }
 
 func appendList(b []byte, list []int64) []byte {
@@ -132,62 +97,66 @@ func appendList(b []byte, list []int64) []byte {
 	return b
 }
 
-func cutVarint(b []byte) (n int64, rest []byte, ok bool) {
-	n, size := binary.Varint(b)
-	return n, b[max(0, size):], size > 0
+// A decoder reads numbers from the front of its data. After a number that is not there, it is bad
+// and reads zeros and empty lists.
+type decoder struct {
+	data []byte
+	bad  bool
 }
 
-// cutList reads a list, unless ok is false because an earlier read failed.
-func cutList(b []byte, ok bool) (list []int64, rest []byte, _ bool) {
-	length, size := binary.Uvarint(b)
-	if !ok || size <= 0 || length > uint64(len(b)-size) { // a number takes at least one byte
-		return nil, nil, false
+func (d *decoder) varint() int64 {
+	n, size := binary.Varint(d.data)
+	if size <= 0 {
+		d.bad = true
+		return 0
 	}
-	list, b = make([]int64, length), b[size:]
+	d.data = d.data[size:]
+	return n
+}
+
+func (d *decoder) list() []int64 {
+	length, size := binary.Uvarint(d.data)
+	if size <= 0 || length > uint64(len(d.data)-size) { // a number takes at least one byte
+		d.bad = true
+	}
+	if d.bad {
+		return nil
+	}
+	rest := d.data[size:]
+	list := make([]int64, length)
 	for i := range list {
-		if list[i], b, ok = cutVarint(b); !ok {
-			return nil, nil, false
+		n, size := binary.Varint(rest)
+		if d.bad = size <= 0; d.bad {
+			return nil
 		}
-		if i >= 2 {
-			list[i] += list[i-2]
+		if rest = rest[size:]; i >= 2 {
+			n += list[i-2]
 		}
+		list[i] = n
 	}
-	return list, b, true
+	d.data = rest
+	return list
 }
 
-// sound reports whether the rules of the plan may rely on the decoded state.
-func (l *Ledger) sound() bool {
-	slots := len(l.word) - l.plan.base
-	if slots < 0 || slots%l.plan.stride() != 0 || !stored(l.last) || !l.slotsSound() {
-		return false
+// readings reads the readings of all tiers, or nil if there are none.
+func (d *decoder) readings(tiers int) *[]reading {
+	list := d.list()
+	if len(list) == 0 {
+		return nil
 	}
-	for _, r := range l.plan.rules {
-		if !l.tierSound(r) {
-			return false
+	if len(list) != readingSize*tiers || !stored(list...) {
+		d.bad = true
+		return nil
+	}
+	readings := make([]reading, tiers)
+	for i := range readings {
+		r := list[readingSize*i:]
+		readings[i] = reading{
+			at: r[0], used: r[1], excess: r[2], foundAt: r[3], busyUntil: r[4], from: r[5], base: r[6],
+			reset: reset{until: r[7], others: r[8], landed: r[9], opened: r[10], probeAt: r[11], probedAt: r[12], hasOwn: r[13] != 0, own: [ownWords]int64(r[14:])},
 		}
 	}
-	return l.resetsSound()
-}
-
-// resetsSound reports whether only rules that may have a state without others have one, and whether
-// that state is sound.
-func (l *Ledger) resetsSound() bool {
-	if l.readings == nil {
-		return true
-	}
-	for i, r := range *l.readings {
-		if !r.hasOwn {
-			continue
-		}
-		sound := false
-		if words, rings := l.plan.rules[i].words(); rings == 0 && words <= ownWords && words > 0 && !l.reopens(i) {
-			l.withoutOthers(i, func() { sound = l.tierSound(l.plan.rules[i]) })
-		}
-		if !sound {
-			return false
-		}
-	}
-	return true
+	return &readings
 }
 
 func stored(list ...int64) bool {
@@ -199,39 +168,16 @@ func stored(list ...int64) bool {
 	return true
 }
 
-// slotsSound reports whether the slots land in order and add up to what is in flight.
-func (l *Ledger) slotsSound() bool {
-	inFlight := make([]int64, len(l.plan.units))
-	var before int64
-	for i := range l.slots() {
-		s := l.slot(i)
-		if !stored(s...) || s[0] < before {
-			return false
-		}
-		before = s[0]
-		for u := range inFlight {
-			if inFlight[u] += s[totalOf(u)]; s[heldOf(u)] > s[totalOf(u)] || !stored(inFlight[u]) {
-				return false
-			}
-		}
+// sound reports whether the rules of the plan may rely on the decoded state.
+func (s *state) sound() bool {
+	slots := len(s.word) - s.plan.base
+	if slots < 0 || slots%s.plan.stride() != 0 || !stored(s.last) || !s.slotsSound() {
+		return false
 	}
-	for u, n := range inFlight {
-		if l.word[u] != n && !(l.plan.estimated[u] && l.word[u] > n && stored(l.word[u])) {
+	for i, r := range s.plan.rules {
+		if !r.sound(s) || s.readings != nil && !reported(s, i).sound() {
 			return false
 		}
 	}
 	return true
-}
-
-// tierSound reports whether a rule may rely on its decoded state.
-func (l *Ledger) tierSound(r rule) bool {
-	if v, ok := r.(viewer); ok && !l.viewSound(v.boundaries()) {
-		return false
-	}
-	return r.sound(l)
-}
-
-func (l *Ledger) viewSound(v *view) bool {
-	known := l.word[v.known : v.known+v.stateWords()]
-	return stored(known...) && (len(known) == 0 || known[0] <= known[1])
 }

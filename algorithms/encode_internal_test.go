@@ -17,7 +17,7 @@ func TestUnmarshalUnsound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	words := (*Ledger).words
+	words := func(l *Ledger, tier int) []int64 { return l.words(p.rules[tier]) }
 	ring := func(l *Ledger, tier int) []int64 {
 		return *l.ring(p.rules[tier].place())
 	}
@@ -27,8 +27,8 @@ func TestUnmarshalUnsound(t *testing.T) {
 		"too few words":                           func(l *Ledger) { l.word = l.word[:p.base-1] },
 		"more in flight than in slots":            func(l *Ledger) { l.word[0]++ },
 		"slots out of order":                      func(l *Ledger) { l.lastSlot()[0] = 1 },
-		"more held than in the slot":              func(l *Ledger) { l.lastSlot()[heldOf(0)] = 9 },
-		"a negative held amount":                  func(l *Ledger) { l.lastSlot()[heldOf(0)] = -1 },
+		"more held than in the slot":              func(l *Ledger) { *l.lastSlot().held(0) = 9 },
+		"a negative held amount":                  func(l *Ledger) { *l.lastSlot().held(0) = -1 },
 		"a log that begins outside its ring":      func(l *Ledger) { words(l, 0)[0] = 3 },
 		"a log that begins at a negative index":   func(l *Ledger) { words(l, 0)[0] = -1 },
 		"a log out of order":                      func(l *Ledger) { ring(l, 0)[1] = 1 },

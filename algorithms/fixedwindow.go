@@ -57,7 +57,7 @@ func (a *aligned) wallEnd(number int64) int64 {
 func (a *aligned) end(now Moment, number int64) int64 { return a.wallEnd(number) - now.Wall + now.At }
 
 // opened returns when the window that the wall clock shows has opened.
-func (a *aligned) opened(_ *Ledger, now Moment) int64 {
+func (a *aligned) opened(_ *state, now Moment) int64 {
 	if a.zone != nil {
 		return a.periodStart(now.Wall, 0) - now.Wall + now.At
 	}
@@ -138,24 +138,24 @@ func newFixedWindow(t Tier, s site) rule {
 // landing.
 func (r *fixedWindow) words() (words, rings int) { return r.size, 0 }
 
-func (r *fixedWindow) state(l *Ledger) []int64 { return l.word[r.word : r.word+r.size] }
+func (r *fixedWindow) state(s *state) []int64 { return s.word[r.word : r.word+r.size] }
 
 // landed returns the number of the window of the last landing, and the instant of that landing.
-func (r *fixedWindow) landed(l *Ledger) (number, last int64) {
-	return l.word[r.word], l.word[r.word+r.size-1]
+func (r *fixedWindow) landed(s *state) (number, last int64) {
+	return s.word[r.word], s.word[r.word+r.size-1]
 }
 
-func (r *fixedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
-	used, inFlight := r.used(l, now), l.inFlight(r.unit)
+func (r *fixedWindow) earliest(s *state, now Moment, n int64) int64 {
+	used, inFlight := r.used(s, now), s.inFlight(r.unit)
 	if used+inFlight+n <= r.limit {
 		return now.At
 	}
 	// A boundary clears what has landed, but not what is in flight across it. After the wall clock
 	// was set back, a landing before the boundary may postpone it.
-	next := r.fresh(l, now)
-	number, last := r.landed(l)
-	for i := range l.slots() {
-		at, carried := l.landing(i, r.unit)
+	next := r.fresh(s, now)
+	number, last := r.landed(s)
+	for i := range s.slots() {
+		at, carried := s.landing(i, r.unit)
 		if inFlight+n <= r.limit && at >= next {
 			break
 		}
@@ -174,61 +174,61 @@ func (r *fixedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	return next
 }
 
-func (r *fixedWindow) earliestTotal(l *Ledger, now Moment, n int64) int64 {
+func (r *fixedWindow) earliestTotal(s *state, now Moment, n int64) int64 {
 	full, _ := rounds(n, r.limit)
-	return after(r.earliest(l, now, min(n, r.limit)), max(0, full-1), r.shortest)
+	return after(r.earliest(s, now, min(n, r.limit)), max(0, full-1), r.shortest)
 }
 
 // open opens a new window if the last one has ended.
-func (r *fixedWindow) open(l *Ledger, m Moment) {
-	if number, last := r.landed(l); r.ended(m, number, last) {
-		w := r.state(l)
+func (r *fixedWindow) open(s *state, m Moment) {
+	if number, last := r.landed(s); r.ended(m, number, last) {
+		w := r.state(s)
 		clear(w)
 		w[0], w[r.size-1] = r.number(m), m.At
 	}
 }
 
-func (r *fixedWindow) land(l *Ledger, at Moment, n int64) {
-	r.open(l, at)
-	w := r.state(l)
+func (r *fixedWindow) land(s *state, at Moment, n int64) {
+	r.open(s, at)
+	w := r.state(s)
 	w[1], w[r.size-1] = w[1]+n, at.At
 }
 
-func (r *fixedWindow) used(l *Ledger, now Moment) int64 {
-	if number, last := r.landed(l); r.ended(now, number, last) {
+func (r *fixedWindow) used(s *state, now Moment) int64 {
+	if number, last := r.landed(s); r.ended(now, number, last) {
 		return 0
 	}
-	return l.word[r.word+1]
+	return s.word[r.word+1]
 }
 
-func (r *fixedWindow) correct(l *Ledger, now Moment) {
-	if number, last := r.landed(l); r.misdated(now, number, last) {
-		l.word[r.word] = r.number(now.on(last))
+func (r *fixedWindow) correct(s *state, now Moment) {
+	if number, last := r.landed(s); r.misdated(now, number, last) {
+		s.word[r.word] = r.number(now.on(last))
 	}
 }
 
-func (r *fixedWindow) forget(l *Ledger, now Moment, keep int64) {
-	if r.used(l, now) > keep {
-		l.word[r.word+1] = keep
+func (r *fixedWindow) forget(s *state, now Moment, keep int64) {
+	if r.used(s, now) > keep {
+		s.word[r.word+1] = keep
 	}
 }
 
-func (r *fixedWindow) refund(l *Ledger, now Moment, from, n int64) {
-	if number, last := r.landed(l); !r.ended(now, number, last) && r.number(now.on(from)) == number {
-		l.word[r.word+1] -= min(n, l.word[r.word+1])
+func (r *fixedWindow) refund(s *state, now Moment, from, n int64) {
+	if number, last := r.landed(s); !r.ended(now, number, last) && r.number(now.on(from)) == number {
+		s.word[r.word+1] -= min(n, s.word[r.word+1])
 	}
 }
 
-func (r *fixedWindow) fresh(l *Ledger, now Moment) int64 {
-	if r.used(l, now) == 0 {
+func (r *fixedWindow) fresh(s *state, now Moment) int64 {
+	if r.used(s, now) == 0 {
 		return now.At
 	}
-	number, last := r.landed(l)
+	number, last := r.landed(s)
 	return r.closes(now.on(last), number)
 }
 
-func (r *fixedWindow) sound(l *Ledger) bool { return r.aligned.sound(r.state(l)) }
+func (r *fixedWindow) sound(s *state) bool { return r.aligned.sound(r.state(s)) }
 
-func (r *fixedWindow) recurs(l, o *Ledger, by int64) bool {
-	return r.aligned.recurs(r.state(l), r.state(o), by)
+func (r *fixedWindow) recurs(s, o *state, by int64) bool {
+	return r.aligned.recurs(r.state(s), r.state(o), by)
 }

@@ -10,67 +10,81 @@ const Landed Flight = -1
 // unheld turns the Flight of a held request into that of another request in the same slot, and back.
 func (f Flight) unheld() Flight { return Landed - 1 - f }
 
-// A slot is a range of the ledger's words: the instant at which its requests land, then for each
-// unit how much they cost and how much of that is held. Requests that would land within one
-// resolution of the plan share a slot and land with the last of them. A guard therefore has at most
-// 66 slots at any rate. A guard is one resolution at least, because a new slot must not have the
-// Flight of a slot that has landed.
-const slotHead = 1
+// A slot is a range of a state's words: the instant at which its requests land, then for each unit
+// how much they cost and how much of that is held. Requests that would land within one resolution
+// of the plan share a slot and land with the last of them. A guard therefore has at most 66 slots
+// at any rate. A guard is one resolution at least, because a new slot must not have the Flight of a
+// slot that has landed.
+type slot []int64
 
-func totalOf(unit int) int { return slotHead + 2*unit }
-func heldOf(unit int) int  { return slotHead + 2*unit + 1 }
+func (s slot) total(unit int) *int64 { return &s[1+2*unit] }
+func (s slot) held(unit int) *int64  { return &s[2+2*unit] }
 
 // inFlight returns how many units are in flight.
-func (l *Ledger) inFlight(unit int) int64 { return l.word[unit] }
+func (s *state) inFlight(unit int) int64 { return s.word[unit] }
 
 // estimatesInFlight returns how many units are in flight without a slot, because they are
 // estimates.
-func (l *Ledger) estimatesInFlight(unit int) int64 {
-	n := l.word[unit]
-	for i := range l.slots() {
-		_, carried := l.landing(i, unit)
-		n -= carried
+func (s *state) estimatesInFlight(unit int) int64 {
+	if !s.plan.estimated[unit] {
+		return 0
 	}
-	return n
+	return s.landingFrom(unit, Never)
 }
 
-func (l *Ledger) slots() int { return (len(l.word) - l.plan.base) / l.plan.stride() }
+func (s *state) slots() int { return (len(s.word) - s.plan.base) / s.plan.stride() }
 
-func (l *Ledger) slot(i int) []int64 {
-	start := l.plan.base + i*l.plan.stride()
-	return l.word[start : start+l.plan.stride()]
+func (s *state) slot(i int) slot {
+	start := s.plan.base + i*s.plan.stride()
+	return s.word[start : start+s.plan.stride()]
+}
+
+func (s *state) lastSlot() slot {
+	if len(s.word) == s.plan.base {
+		return nil
+	}
+	return s.word[len(s.word)-s.plan.stride():]
+}
+
+// landsBy reports whether a request in flight has landed by an instant.
+func (s *state) landsBy(at int64) bool {
+	return len(s.word) > s.plan.base && s.word[s.plan.base] <= at
 }
 
 // landing returns the instant at which slot i lands, and how many of a unit it holds.
-func (l *Ledger) landing(i, unit int) (at, n int64) {
-	s := l.slot(i)
-	return s[0], s[totalOf(unit)]
+func (s *state) landing(i, unit int) (at, n int64) {
+	in := s.slot(i)
+	return in[0], *in.total(unit)
+}
+
+// add adds n units to a slot and to what is in flight.
+func (s *state) add(to slot, unit int, n int64, held bool) {
+	*to.total(unit) += n
+	s.word[unit] += n
+	if held {
+		*to.held(unit) += n
+	}
 }
 
 // addInFlight adds a cost to what is in flight. It lands no earlier than the requests before it.
-func (l *Ledger) addInFlight(at, guard int64, cost []int64, held bool) Flight {
+func (s *state) addInFlight(at, guard int64, cost []int64, held bool) Flight {
 	lands := at + guard
-	s := l.lastSlot()
-	if s != nil && s[0] > lands { // the last slot has a longer guard
-		lands = s[0]
+	last := s.lastSlot()
+	if last != nil && last[0] > lands { // the last slot has a longer guard
+		lands = last[0]
 	}
-	f := l.plan.flight(lands)
-	if s == nil || l.plan.flight(s[0]) != f {
-		for range l.plan.stride() {
-			l.word = append(l.word, 0)
+	f := s.plan.flight(lands)
+	if last == nil || s.plan.flight(last[0]) != f {
+		for range s.plan.stride() {
+			s.word = append(s.word, 0)
 		}
-		s = l.lastSlot()
+		last = s.lastSlot()
 	}
-	s[0] = lands
+	last[0] = lands
 	for u, n := range cost {
-		if held && l.plan.estimated[u] {
-			continue
+		if !held || !s.plan.estimated[u] {
+			s.add(last, u, n, held)
 		}
-		s[totalOf(u)] += n
-		if held {
-			s[heldOf(u)] += n
-		}
-		l.word[u] += n
 	}
 	if !held {
 		return f.unheld()
@@ -78,19 +92,12 @@ func (l *Ledger) addInFlight(at, guard int64, cost []int64, held bool) Flight {
 	return f
 }
 
-func (l *Ledger) lastSlot() []int64 {
-	if len(l.word) == l.plan.base {
-		return nil
-	}
-	return l.word[len(l.word)-l.plan.stride():]
-}
-
 // find returns the slot of a flight, or nil if the flight has landed.
-func (l *Ledger) find(f Flight) []int64 {
-	stride := l.plan.stride()
-	for i := len(l.word) - stride; i >= l.plan.base; i -= stride {
-		if at := l.plan.flight(l.word[i]); at == f {
-			return l.word[i : i+stride]
+func (s *state) find(f Flight) slot {
+	stride := s.plan.stride()
+	for i := len(s.word) - stride; i >= s.plan.base; i -= stride {
+		if at := s.plan.flight(s.word[i]); at == f {
+			return s.word[i : i+stride]
 		} else if at < f {
 			return nil
 		}
@@ -99,95 +106,70 @@ func (l *Ledger) find(f Flight) []int64 {
 }
 
 // removeInFlight removes a cost from what is in flight, and reports whether it was still there.
-func (l *Ledger) removeInFlight(f Flight, cost []int64) bool {
+func (s *state) removeInFlight(f Flight, cost []int64) bool {
 	held := f > Landed
 	if !held {
 		f = f.unheld()
 	}
-	s := l.find(f)
-	if s == nil {
+	in := s.find(f)
+	if in == nil {
 		return false
 	}
 	for u, n := range cost {
-		if held && !l.plan.estimated[u] && s[heldOf(u)] < n || !held && s[totalOf(u)]-s[heldOf(u)] < n {
+		if held && !s.plan.estimated[u] && *in.held(u) < n || !held && *in.total(u)-*in.held(u) < n {
 			return false // the slot does not contain it
 		}
 	}
 	for u, n := range cost {
-		if held && l.plan.estimated[u] {
-			continue
+		if !held || !s.plan.estimated[u] {
+			s.add(in, u, -n, held)
 		}
-		s[totalOf(u)] -= n
-		if held {
-			s[heldOf(u)] -= n
-		}
-		l.word[u] -= n
 	}
 	return true
 }
 
-// advance moves the clock forward to now, lands the requests whose guard has passed, and returns
-// the present moment.
-func (l *Ledger) advance(now Moment) Moment {
-	if now.At < l.last {
-		now = now.on(l.last)
+// addEstimates adds the estimated part of a held request to what is in flight, or removes it if
+// sign is -1. That part has no slot, because its landing is not bounded by the guard.
+func (s *state) addEstimates(cost []int64, sign int64) {
+	for u, estimated := range s.plan.estimated {
+		if estimated {
+			s.word[u] = max(0, s.word[u]+sign*cost[u])
+		}
 	}
-	l.last = now.At
-	if l.plan.aligned {
-		l.correctDates(now)
-	}
-	if len(l.word) > l.plan.base && l.word[l.plan.base] <= now.At {
-		l.landUntil(now)
-	}
-	if l.readings != nil {
-		l.applyResets(now)
-	}
-	return now
 }
 
-// correctDates corrects the state of the tiers that count by the wall clock, if its date was wrong.
-func (l *Ledger) correctDates(now Moment) {
-	for i, r := range l.plan.rules {
-		if c, ok := r.(corrector); ok {
-			c.correct(l, now)
-			if l.readings != nil && (*l.readings)[i].hasOwn {
-				l.withoutOthers(i, func() { c.correct(l, now) })
+// landHeld moves all held requests to a slot that lands at an instant, and settles all estimates at
+// zero.
+func (s *state) landHeld(at int64) {
+	stride, base := s.plan.stride(), s.plan.base
+	if s.slots() > 0 {
+		s.word = append(s.word, make([]int64, stride)...)
+		copy(s.word[base+stride:], s.word[base:])
+		answered := s.slot(0)
+		clear(answered)
+		answered[0] = at
+		for i := 1; i < s.slots(); i++ {
+			in := s.slot(i)
+			for u := range s.plan.units {
+				n := in.held(u)
+				*answered.total(u) += *n
+				*in.total(u) -= *n
+				*n = 0
 			}
 		}
 	}
-}
-
-func (l *Ledger) landUntil(now Moment) {
-	l.DropCredit()
-	done := 0
-	for ; done < l.slots() && l.slot(done)[0] <= now.At; done++ {
-		at := now.on(l.slot(done)[0])
-		for i, u := range l.plan.unit {
-			if _, n := l.landing(done, u); n > 0 {
-				l.land(i, at, n)
-			}
-		}
-		for u := range l.plan.units {
-			_, n := l.landing(done, u)
-			l.word[u] -= n
+	for u, estimated := range s.plan.estimated {
+		if estimated {
+			s.word[u] -= s.estimatesInFlight(u)
 		}
 	}
-	l.word = append(l.word[:l.plan.base], l.word[l.plan.base+done*l.plan.stride():]...)
-}
-
-// landAll lands every request at the end of its guard, and returns the moment of the last one.
-func (l *Ledger) landAll(now Moment) Moment {
-	if s := l.lastSlot(); s != nil {
-		now = now.on(s[0])
-	}
-	return l.advance(now)
 }
 
 // landingFrom returns how many units in flight may land at an instant or later.
-func (l *Ledger) landingFrom(unit int, from int64) int64 {
-	n := l.inFlight(unit)
-	for i := range l.slots() {
-		if at, carried := l.landing(i, unit); at < from {
+func (s *state) landingFrom(unit int, from int64) int64 {
+	n := s.inFlight(unit)
+	for i := range s.slots() {
+		if at, carried := s.landing(i, unit); at < from {
 			n -= carried
 		}
 	}
@@ -195,12 +177,36 @@ func (l *Ledger) landingFrom(unit int, from int64) int64 {
 }
 
 // nthLanding returns the instant at which the n-th oldest unit in flight lands.
-func (l *Ledger) nthLanding(unit int, n int64) int64 {
-	for i := range l.slots() {
-		at, carried := l.landing(i, unit)
+func (s *state) nthLanding(unit int, n int64) int64 {
+	for i := range s.slots() {
+		at, carried := s.landing(i, unit)
 		if n -= carried; n <= 0 {
 			return at
 		}
 	}
 	return Never
+}
+
+// slotsSound reports whether the slots land in order and add up to what is in flight.
+func (s *state) slotsSound() bool {
+	inFlight := make([]int64, len(s.plan.units))
+	var before int64
+	for i := range s.slots() {
+		in := s.slot(i)
+		if !stored(in...) || in[0] < before {
+			return false
+		}
+		before = in[0]
+		for u := range inFlight {
+			if inFlight[u] += *in.total(u); *in.held(u) > *in.total(u) || !stored(inFlight[u]) {
+				return false
+			}
+		}
+	}
+	for u, n := range inFlight {
+		if s.word[u] != n && !(s.plan.estimated[u] && s.word[u] > n && stored(s.word[u])) {
+			return false
+		}
+	}
+	return true
 }

@@ -1,6 +1,9 @@
 package algorithms
 
-import "sync"
+import (
+	"slices"
+	"sync"
+)
 
 // views are ledgers whose memory Soonest uses.
 var views = sync.Pool{New: func() any { return new(Ledger) }}
@@ -18,7 +21,7 @@ func (l *Ledger) Soonest(now Moment, cost []int64, headroom int64) (at int64, ti
 	v.word = word
 	v.assumeAnswered(now)
 	at, tier = v.earliest(now, cost, headroom)
-	*v = Ledger{word: v.word}
+	*v = Ledger{state: state{word: v.word}}
 	views.Put(v)
 	if l.plan.Exhausted(tier) {
 		return now.At, -1
@@ -40,9 +43,9 @@ func (l *Ledger) EarliestTotal(now Moment, ahead, cost []int64, headroom int64) 
 			continue
 		}
 		n := ahead[unit] + l.withHeadroom(i, cost[unit], headroom)
-		e := r.earliestTotal(l, now, n)
+		e := r.earliestTotal(&l.state, now, n)
 		if l.readings != nil {
-			e = min(e, l.nextReset(i, now))
+			e = min(e, reported(&l.state, i).nextReset(now))
 		}
 		if e > at {
 			at, tier = e, i
@@ -51,19 +54,128 @@ func (l *Ledger) EarliestTotal(now Moment, ahead, cost []int64, headroom int64) 
 	return at, tier
 }
 
-// rounds returns how many times the limit fits into n before the last unit, and the rest of n.
-func rounds(n, limit int64) (full, rest int64) {
-	full = (n - 1) / limit
-	return full, n - full*limit
+// LandHeld lands every held request now, which is the best case of a forecast. From then on,
+// units that land within one precision of a SlidingWindow leave with the first of them, because
+// their grouping depends on when the responses come.
+func (l *Ledger) LandHeld(now Moment) {
+	now = l.advance(now)
+	l.assumeAnswered(now)
+	l.advance(now)
 }
 
-// after returns the instant that many windows later, or Never if that is after Latest.
-func after(at, windows, window int64) int64 {
-	switch {
-	case windows == 0 || window == 0:
-		return at
-	case at >= Latest || windows > (Latest-at)/window:
-		return Never
+// assumeAnswered moves all held requests to a slot that lands now, settles all estimates at zero,
+// and frees all places in concurrency tiers. The rings stay as they are.
+func (l *Ledger) assumeAnswered(now Moment) {
+	l.forecasting = true
+	l.landHeld(now.At)
+	for _, r := range l.plan.anchored { // a response may still prove that the first request opened the window
+		r.proveOpen(&l.state, now.At, 0)
 	}
-	return at + windows*window
+	for _, r := range l.plan.rules {
+		if r, ok := r.(releaser); ok {
+			r.release(&l.state, Never)
+		}
+	}
+}
+
+// Usage is the use of one tier.
+type Usage struct {
+	// Used is the number of units that count now, including those in flight.
+	Used int64
+
+	// InFlight is how many of them are in flight. It is zero for tiers that count units until they
+	// are released.
+	InFlight int64
+
+	// Others is how many of them only the provider's reports show.
+	Others int64
+
+	// Next is the first instant at which the tier admits one more unit.
+	Next int64
+
+	// Fresh is the instant from which none of the used units counts. It is Never while units must
+	// be released or settled.
+	Fresh int64
+}
+
+// Usage returns the use of every tier.
+func (l *Ledger) Usage(now Moment) []Usage {
+	now = l.advance(now)
+	landed, last := l.Clone(), now
+	if s := l.lastSlot(); s != nil {
+		last = landed.advance(now.on(s[0]))
+	}
+	usage := make([]Usage, len(l.plan.rules))
+	for i, r := range l.plan.rules {
+		usage[i].Used = l.used(i, now)
+		if _, ok := r.(releaser); !ok {
+			usage[i].InFlight = l.inFlight(l.plan.unit[i])
+			usage[i].Used += usage[i].InFlight
+		}
+		usage[i].Next = l.admits(i, now, 1)
+		usage[i].Fresh = now.At
+		if usage[i].Used > 0 {
+			usage[i].Fresh = max(last.At, r.fresh(&landed.state, last))
+		}
+		if usage[i].Others = l.othersUsed(i, now); usage[i].Others > 0 {
+			usage[i].Fresh = max(usage[i].Fresh, (*l.readings)[i].until)
+		}
+		if landed.inFlight(l.plan.unit[i]) > 0 {
+			usage[i].Fresh = Never
+		}
+	}
+	return usage
+}
+
+// Fresh reports whether the ledger decides as a new one would.
+func (l *Ledger) Fresh(now Moment) bool {
+	now = l.advance(now)
+	for i, r := range l.plan.rules {
+		if l.inFlight(l.plan.unit[i]) > 0 || r.fresh(&l.state, now) > now.At || l.othersUsed(i, now) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Recurs reports whether the ledger is as o was, but by microseconds later on both clocks: then both
+// give the same answers to the same calls, at moments that far apart, for ever. So what has happened
+// between the two happens again and again, if what calls the ledger recurs, too. Recurs may return
+// false for ledgers that are alike: always with a Calendar, whose periods differ in length, and after
+// a report of the provider.
+func (l *Ledger) Recurs(o *Ledger, by int64) bool {
+	p := l.plan
+	units := len(p.units)
+	switch {
+	case p != o.plan, by <= 0, by%(1<<p.resolution) != 0, l.last-o.last != by, l.readings != nil || o.readings != nil,
+		len(l.word) != len(o.word), !slices.Equal(l.word[:units], o.word[:units]):
+		return false
+	}
+	for i := range l.slots() {
+		s, before := l.slot(i), o.slot(i)
+		if s[0]-before[0] != by || !slices.Equal(s[1:], before[1:]) {
+			return false
+		}
+	}
+	for _, r := range p.rules {
+		if !r.recurs(&l.state, &o.state, by) {
+			return false
+		}
+	}
+	return true
+}
+
+// Crossings returns how far the calendar tiers have come since the last call. It returns each
+// percent of a period once, even if a tier reaches it again after a refund.
+func (l *Ledger) Crossings(now Moment) (crossed []Crossing) {
+	if len(l.plan.calendars) == 0 {
+		return nil
+	}
+	now = l.advance(now)
+	for _, r := range l.plan.calendars {
+		if c, ok := r.cross(&l.state, now); ok {
+			crossed = append(crossed, c)
+		}
+	}
+	return crossed
 }

@@ -46,7 +46,7 @@ type tat struct{ at, part int64 }
 
 func (*bucket) words() (words, rings int) { return 2, 0 }
 
-func (r *bucket) tat(l *Ledger) tat { return tat{l.word[r.word], l.word[r.word+1]} }
+func (r *bucket) tat(s *state) tat { return tat{s.word[r.word], s.word[r.word+1]} }
 
 // add returns the arrival time after n more units at an instant.
 func (r *bucket) add(t tat, at, n int64) tat {
@@ -87,8 +87,8 @@ func (r *bucket) admits(now int64, t tat, free int64) int64 {
 	return max(now, at)
 }
 
-func (r *bucket) earliest(l *Ledger, now Moment, n int64) int64 {
-	t, free := r.tat(l), r.burst-l.inFlight(r.unit)-n
+func (r *bucket) earliest(s *state, now Moment, n int64) int64 {
+	t, free := r.tat(s), r.burst-s.inFlight(r.unit)-n
 	if free >= 0 {
 		if at := r.admits(now.At, t, free); at == now.At {
 			return at
@@ -96,8 +96,8 @@ func (r *bucket) earliest(l *Ledger, now Moment, n int64) int64 {
 	}
 	// What is in flight begins to drain only when it lands.
 	from := now.At
-	for i := range l.slots() {
-		lands, carried := l.landing(i, r.unit)
+	for i := range s.slots() {
+		lands, carried := s.landing(i, r.unit)
 		if free >= 0 {
 			if at := r.admits(from, t, free); at <= lands {
 				return at
@@ -112,12 +112,12 @@ func (r *bucket) earliest(l *Ledger, now Moment, n int64) int64 {
 }
 
 // earliestTotal is exact except for what is in flight, which counts as landed.
-func (r *bucket) earliestTotal(l *Ledger, now Moment, n int64) int64 {
-	t := r.tat(l)
+func (r *bucket) earliestTotal(s *state, now Moment, n int64) int64 {
+	t := r.tat(s)
 	if t.at < now.At {
 		t = tat{now.At, 0}
 	}
-	if n += l.inFlight(r.unit); n <= r.burst {
+	if n += s.inFlight(r.unit); n <= r.burst {
 		return r.admits(now.At, t, r.burst-n)
 	}
 	step, rest := mulDiv(n-r.burst, r.window, r.limit)
@@ -130,13 +130,13 @@ func (r *bucket) earliestTotal(l *Ledger, now Moment, n int64) int64 {
 	return t.at
 }
 
-func (r *bucket) land(l *Ledger, at Moment, n int64) {
-	t := r.add(r.tat(l), at.At, n)
-	l.word[r.word], l.word[r.word+1] = t.at, t.part
+func (r *bucket) land(s *state, at Moment, n int64) {
+	t := r.add(r.tat(s), at.At, n)
+	s.word[r.word], s.word[r.word+1] = t.at, t.part
 }
 
-func (r *bucket) used(l *Ledger, now Moment) int64 {
-	t := r.tat(l)
+func (r *bucket) used(s *state, now Moment) int64 {
+	t := r.tat(s)
 	if t.at < now.At {
 		return 0
 	}
@@ -147,35 +147,35 @@ func (r *bucket) used(l *Ledger, now Moment) int64 {
 	return units
 }
 
-func (r *bucket) forget(l *Ledger, now Moment, keep int64) {
-	if r.used(l, now) > keep {
+func (r *bucket) forget(s *state, now Moment, keep int64) {
+	if r.used(s, now) > keep {
 		t := r.add(tat{}, now.At, keep)
-		l.word[r.word], l.word[r.word+1] = t.at, t.part
+		s.word[r.word], s.word[r.word+1] = t.at, t.part
 	}
 }
 
 // refund takes back the time in which the units surely have not drained: without them, the bucket may
 // have been empty ever since they landed.
-func (r *bucket) refund(l *Ledger, now Moment, from, n int64) {
+func (r *bucket) refund(s *state, now Moment, from, n int64) {
 	step, _ := mulDiv(n, r.window, r.limit)
-	t := &l.word[r.word]
+	t := &s.word[r.word]
 	*t -= max(0, min(step-(now.At-from), *t-now.At))
 }
 
-func (r *bucket) fresh(l *Ledger, now Moment) int64 {
-	t := r.tat(l)
+func (r *bucket) fresh(s *state, now Moment) int64 {
+	t := r.tat(s)
 	if t.part > 0 {
 		t.at++
 	}
 	return max(now.At, t.at)
 }
 
-func (r *bucket) sound(l *Ledger) bool {
-	t := r.tat(l)
+func (r *bucket) sound(s *state) bool {
+	t := r.tat(s)
 	return stored(t.at, t.part) && t.part < r.limit
 }
 
-func (r *bucket) recurs(l, o *Ledger, by int64) bool {
-	t, before := r.tat(l), r.tat(o)
+func (r *bucket) recurs(s, o *state, by int64) bool {
+	t, before := r.tat(s), r.tat(o)
 	return t.at-before.at == by && t.part == before.part
 }

@@ -1,40 +1,14 @@
 package algorithms
 
-import (
-	"slices"
-	"time"
-)
-
-// A Moment is one instant on two clocks, in microseconds.
-type Moment struct {
-	// At is the time of a clock that never runs backwards, from any origin.
-	At int64
-
-	// Wall is Unix time, which may step. Only tiers whose windows follow the wall clock use it.
-	Wall int64
-}
-
-// on returns the moment at which the first clock shows at.
-func (m Moment) on(at int64) Moment { return Moment{at, m.Wall + at - m.At} }
-
-// Later returns the moment at which the first clock shows at, or m if that has passed.
-func (m Moment) Later(at int64) Moment { return m.on(max(m.At, at)) }
+import "math"
 
 // A Ledger is the state of one quota. It decides over all tiers of its plan at once. Its methods
 // take the present moment. A moment before that of an earlier call counts as the latest one, and
 // so a ledger's time never runs backwards. A Ledger is not safe for concurrent use.
-//
-// The state is a list of words: for each unit how much is in flight, then the words of each tier,
-// then the slots of the requests in flight, the oldest first. A tier that keeps stamps has a ring
-// beside the list.
 type Ledger struct {
-	plan     *Plan
-	word     []int64
-	rings    *[][]int64 // nil if no tier needs one
-	readings *[]reading // of each tier; nil before the first report
-	last     int64      // the latest instant of a call
-	credit   int32      // see GiveCredit
-	probed   bool       // see Probed
+	state
+	credit int32 // see GiveCredit
+	probed bool  // see Probed
 
 	// forecasting: the ledger forecasts. Groups of stamps leave with their first stamp, and every
 	// request may be a probe after a reset.
@@ -42,42 +16,33 @@ type Ledger struct {
 }
 
 // NewLedger returns the ledger of an unused quota.
-func (p *Plan) NewLedger() Ledger {
-	l := Ledger{plan: p}
-	oneSlot := p.stride()
-	if p.guard == 0 {
-		oneSlot = 0
-	}
-	l.word = make([]int64, p.base, p.base+oneSlot)
-	if p.rings > 0 {
-		rings := make([][]int64, p.rings)
-		l.rings = &rings
-	}
-	return l
-}
+func (p *Plan) NewLedger() Ledger { return Ledger{state: newState(p)} }
 
 // Clone returns a copy. It shares only the plan with l.
 func (l *Ledger) Clone() Ledger {
 	c := *l
-	c.word = slices.Clone(l.word)
-	if l.rings != nil {
-		rings := make([][]int64, len(*l.rings))
-		for i, r := range *l.rings {
-			rings[i] = slices.Clone(r)
-		}
-		c.rings = &rings
-	}
-	if l.readings != nil {
-		readings := slices.Clone(*l.readings)
-		c.readings = &readings
-	}
+	c.state = l.state.clone()
 	return c
 }
 
-func (l *Ledger) ring(s site) *[]int64 { return &(*l.rings)[s.ring] }
-
 // Plan returns the ledger's plan.
 func (l *Ledger) Plan() *Plan { return l.plan }
+
+// AppendBinary appends the encoding of the ledger to b. A ledger of an equal plan can decode it
+// with UnmarshalBinary. The error is always nil. 10,000 stamps of a log over an hour take 30 KB.
+func (l *Ledger) AppendBinary(b []byte) ([]byte, error) { return l.state.append(b), nil }
+
+// UnmarshalBinary replaces the state of the ledger by a state that AppendBinary has encoded, in
+// this form or the first. If the data is not the encoding of a ledger of an equal plan, it returns
+// an error and leaves the ledger as it was. It allocates at most eight times the size of the data.
+func (l *Ledger) UnmarshalBinary(data []byte) error {
+	s, d := state{plan: l.plan}, decoder{data: data}
+	if s.decode(&d); d.bad || len(d.data) > 0 || !s.sound() {
+		return errUnsound
+	}
+	*l = Ledger{state: s}
+	return nil
+}
 
 // A Request is a cost that a ledger decides on.
 type Request struct {
@@ -179,9 +144,8 @@ func (l *Ledger) charge(now Moment, cost []int64, guard int64, held bool) Flight
 }
 
 // Count charges a cost that the provider has already counted. It lands now.
-func (l *Ledger) Count(now Moment, cost []int64) { l.count(l.advance(now), cost) }
-
-func (l *Ledger) count(now Moment, cost []int64) {
+func (l *Ledger) Count(now Moment, cost []int64) {
+	now = l.advance(now)
 	l.DropCredit()
 	l.start(now, cost)
 	l.landCost(now, cost, false)
@@ -197,9 +161,9 @@ func (l *Ledger) AssumeUsed(now Moment) {
 		if _, ok := r.(releaser); ok {
 			continue
 		}
-		left := max(0, l.plan.tiers[i].Capacity()-r.used(l, now))
+		left := max(0, l.plan.tiers[i].Capacity()-r.used(&l.state, now))
 		if d, ok := r.(sender); ok {
-			d.send(l, now, left)
+			d.send(&l.state, now, left)
 		}
 		l.land(i, now, left)
 	}
@@ -208,8 +172,8 @@ func (l *Ledger) AssumeUsed(now Moment) {
 // start lets the senders of the plan record a cost, before it is in flight.
 func (l *Ledger) start(now Moment, cost []int64) {
 	for _, d := range l.plan.senders {
-		if n := cost[d.unit]; n > 0 {
-			d.send(l, now, n)
+		if n := cost[d.place().unit]; n > 0 {
+			d.send(&l.state, now, n)
 		}
 	}
 }
@@ -219,17 +183,7 @@ func (l *Ledger) start(now Moment, cost []int64) {
 func (l *Ledger) proveArrival(now int64, cost []int64, open bool) {
 	for _, r := range l.plan.anchored {
 		if cost[r.unit] > 0 && !(open && l.plan.estimated[r.unit]) {
-			r.proveOpen(l, now, now)
-		}
-	}
-}
-
-// addEstimates adds the estimated part of a held request to what is in flight, or removes it if
-// sign is -1. That part has no slot, because its landing is not bounded by the guard.
-func (l *Ledger) addEstimates(cost []int64, sign int64) {
-	for u, estimated := range l.plan.estimated {
-		if estimated {
-			l.word[u] = max(0, l.word[u]+sign*cost[u])
+			r.proveOpen(&l.state, now, now)
 		}
 	}
 }
@@ -241,7 +195,7 @@ func (l *Ledger) Settle(now Moment, cost, actual []int64) {
 	l.settle(now, cost, actual)
 	for _, r := range l.plan.anchored {
 		if l.plan.estimated[r.unit] && actual[r.unit] > 0 {
-			r.proveOpen(l, now.At, now.At)
+			r.proveOpen(&l.state, now.At, now.At)
 		}
 	}
 }
@@ -269,7 +223,7 @@ func (l *Ledger) Unanswered(now Moment, f Flight, cost []int64) {
 	}
 	for u, estimated := range l.plan.estimated {
 		if estimated {
-			s[totalOf(u)] += cost[u]
+			*s.total(u) += cost[u]
 		}
 	}
 }
@@ -289,7 +243,7 @@ func (l *Ledger) Arrived(now Moment, f Flight, cost []int64) {
 	first := int64(f) << l.plan.resolution // of the instants at which it may have landed
 	for _, r := range l.plan.anchored {
 		if cost[r.unit] > 0 && !l.plan.estimated[r.unit] {
-			r.proveLanded(l, first, first+1<<l.plan.resolution-1)
+			r.proveLanded(&l.state, first, first+1<<l.plan.resolution-1)
 		}
 	}
 }
@@ -309,7 +263,7 @@ func (l *Ledger) Cancel(now Moment, f Flight, cost []int64) (inTime bool) {
 	if f == Landed && l.plan.guard == 0 { // its arrival was assumed
 		for _, r := range l.plan.anchored {
 			if cost[r.unit] > 0 {
-				r.doubtOpen(l)
+				r.doubtOpen(&l.state)
 			}
 		}
 	}
@@ -330,7 +284,7 @@ func (l *Ledger) refundLanded(now Moment, from int64, cost []int64) {
 		if !ok || n == 0 || l.plan.estimated[l.plan.unit[i]] || l.readings != nil && (*l.readings)[i].at > 0 {
 			continue
 		}
-		r.refund(l, now, from, n)
+		r.refund(&l.state, now, from, n)
 	}
 }
 
@@ -338,54 +292,62 @@ func (l *Ledger) refundLanded(now Moment, from int64, cost []int64) {
 func (l *Ledger) Release(cost []int64) {
 	for i, r := range l.plan.rules {
 		if r, ok := r.(releaser); ok {
-			r.release(l, cost[l.plan.unit[i]])
+			r.release(&l.state, cost[l.plan.unit[i]])
 		}
 	}
 }
 
-// LandHeld lands every held request now, which is the best case of a forecast. From then on,
-// units that land within one precision of a SlidingWindow leave with the first of them, because
-// their grouping depends on when the responses come.
-func (l *Ledger) LandHeld(now Moment) {
-	now = l.advance(now)
-	l.assumeAnswered(now)
-	l.advance(now)
-}
-
-// assumeAnswered moves all held requests to a slot that lands now, settles all estimates at zero,
-// and frees all places in concurrency tiers. The rings stay as they are.
-func (l *Ledger) assumeAnswered(now Moment) {
-	l.forecasting = true
-	stride, base := l.plan.stride(), l.plan.base
-	if l.slots() > 0 {
-		l.word = append(l.word, make([]int64, stride)...)
-		copy(l.word[base+stride:], l.word[base:])
-		answered := l.slot(0)
-		clear(answered)
-		answered[0] = now.At
-		for i := 1; i < l.slots(); i++ {
-			s := l.slot(i)
-			for u := range l.plan.units {
-				n := s[heldOf(u)]
-				answered[totalOf(u)] += n
-				s[totalOf(u)] -= n
-				s[heldOf(u)] = 0
+// advance moves the clock forward to now, lands the requests whose guard has passed, and returns
+// the present moment.
+func (l *Ledger) advance(now Moment) Moment {
+	if now.At < l.last {
+		now = now.on(l.last)
+	}
+	l.last = now.At
+	if l.plan.aligned {
+		l.correctDates(now)
+	}
+	if l.landsBy(now.At) {
+		l.landUntil(now)
+	}
+	if l.readings != nil {
+		for i := range *l.readings {
+			if until := (*l.readings)[i].until; until != 0 && until <= now.At {
+				reported(&l.state, i).applyReset(now)
 			}
 		}
 	}
-	for _, r := range l.plan.anchored { // a response may still prove that the first request opened the window
-		r.proveOpen(l, now.At, 0)
-	}
-	for u, estimated := range l.plan.estimated {
-		if estimated {
-			l.word[u] -= l.estimatesInFlight(u)
+	return now
+}
+
+// correctDates corrects the state of the tiers that count by the wall clock, if its date was wrong.
+func (l *Ledger) correctDates(now Moment) {
+	for i, r := range l.plan.rules {
+		if c, ok := r.(corrector); ok {
+			c.correct(&l.state, now)
+			if l.readings != nil {
+				reported(&l.state, i).withoutOthers(func() { c.correct(&l.state, now) })
+			}
 		}
 	}
-	for _, r := range l.plan.rules {
-		if r, ok := r.(releaser); ok {
-			r.release(l, Never)
+}
+
+// landUntil lands the slots whose guard has passed.
+func (l *Ledger) landUntil(now Moment) {
+	l.DropCredit()
+	done := 0
+	for ; done < l.slots() && l.slot(done)[0] <= now.At; done++ {
+		s := l.slot(done)
+		for i, u := range l.plan.unit {
+			if n := *s.total(u); n > 0 {
+				l.land(i, now.on(s[0]), n)
+			}
+		}
+		for u := range l.plan.units {
+			l.word[u] -= *s.total(u)
 		}
 	}
+	l.word = append(l.word[:l.plan.base], l.word[l.plan.base+done*l.plan.stride():]...)
 }
 
 // landCost lands a cost in every tier. If its estimates are open, they are left out.
@@ -397,96 +359,64 @@ func (l *Ledger) landCost(at Moment, cost []int64, open bool) {
 	}
 }
 
-// Usage is the use of one tier.
-type Usage struct {
-	// Used is the number of units that count now, including those in flight.
-	Used int64
-
-	// InFlight is how many of them are in flight. It is zero for tiers that count units until they
-	// are released.
-	InFlight int64
-
-	// Others is how many of them only the provider's reports show.
-	Others int64
-
-	// Next is the first instant at which the tier admits one more unit.
-	Next int64
-
-	// Fresh is the instant from which none of the used units counts. It is Never while units must
-	// be released or settled.
-	Fresh int64
-}
-
-// Usage returns the use of every tier.
-func (l *Ledger) Usage(now Moment) []Usage {
-	now = l.advance(now)
-	landed := l.Clone()
-	last := landed.landAll(now)
-	usage := make([]Usage, len(l.plan.rules))
-	for i, r := range l.plan.rules {
-		usage[i].Used = l.used(i, now)
-		if _, ok := r.(releaser); !ok {
-			usage[i].InFlight = l.inFlight(l.plan.unit[i])
-			usage[i].Used += usage[i].InFlight
-		}
-		usage[i].Next = l.admits(i, now, 1)
-		usage[i].Fresh = now.At
-		if usage[i].Used > 0 {
-			usage[i].Fresh = max(last.At, r.fresh(&landed, last))
-		}
-		if usage[i].Others = l.othersUsed(i, now); usage[i].Others > 0 {
-			usage[i].Fresh = max(usage[i].Fresh, (*l.readings)[i].until)
-		}
-		if landed.inFlight(l.plan.unit[i]) > 0 {
-			usage[i].Fresh = Never
-		}
-	}
-	return usage
-}
-
-// Fresh reports whether the ledger decides as a new one would.
-func (l *Ledger) Fresh(now Moment) bool {
-	now = l.advance(now)
-	for i, r := range l.plan.rules {
-		if l.inFlight(l.plan.unit[i]) > 0 || r.fresh(l, now) > now.At || l.othersUsed(i, now) > 0 {
-			return false
-		}
-	}
-	return true
-}
-
-// Recurs reports whether the ledger is as o was, but by microseconds later on both clocks: then both
-// give the same answers to the same calls, at moments that far apart, for ever. So what has happened
-// between the two happens again and again, if what calls the ledger recurs, too. Recurs may return
-// false for ledgers that are alike: always with a Calendar, whose periods differ in length, and after
-// a report of the provider.
-func (l *Ledger) Recurs(o *Ledger, by int64) bool {
-	p := l.plan
-	units := len(p.units)
-	switch {
-	case p != o.plan, by <= 0, by%(1<<p.resolution) != 0, l.last-o.last != by, l.readings != nil || o.readings != nil,
-		len(l.word) != len(o.word), !slices.Equal(l.word[:units], o.word[:units]):
+// GiveCredit computes the credit anew, and reports whether there is any. Credit is how many requests
+// of the usual cost, which is one request and nothing else, the tiers are sure to admit from now on.
+// Time only adds to that number in counters that are steady, so a ledger need not ask its tiers
+// again until the credit is used up or something else was charged. What is charged on credit is the
+// same to the bit as what Take charges.
+func (l *Ledger) GiveCredit(now Moment) bool {
+	if !l.plan.Quick() || l.readings != nil || l.lastSlot() == nil {
 		return false
 	}
-	for i := range l.slots() {
-		s, before := l.slot(i), o.slot(i)
-		if s[0]-before[0] != by || !slices.Equal(s[1:], before[1:]) {
-			return false
+	credit := int64(math.MaxInt32)
+	for i, r := range l.plan.rules {
+		if u := l.plan.unit[i]; u == l.plan.usualUnit {
+			credit = min(credit, l.plan.tiers[i].Capacity()-r.used(&l.state, now)-l.inFlight(u))
 		}
 	}
-	for _, r := range p.rules {
-		if !r.recurs(l, o, by) {
-			return false
-		}
-	}
-	return true
+	l.credit = int32(max(0, credit))
+	return credit > 0
 }
 
-// Until returns the time from m to an instant, limited to the largest Duration.
-func (m Moment) Until(at int64) time.Duration {
-	const most = int64(1<<63-1) / int64(time.Microsecond)
-	if at == Never || at-m.At > most {
-		return 1<<63 - 1
+// DropCredit makes TakeOne fail until GiveCredit is called.
+func (l *Ledger) DropCredit() { l.credit = 0 }
+
+// TakeOne is Take for the usual cost. It fails, and changes nothing, if there is no credit, or if the
+// request does not share the last slot.
+func (l *Ledger) TakeOne(at int64, held bool) (f Flight, ok bool) {
+	if l.credit == 0 {
+		return Landed, false
 	}
-	return time.Duration(at-m.At) * time.Microsecond
+	at = max(at, l.last)
+	s, lands := l.lastSlot(), at+l.plan.guard
+	if f = l.plan.flight(s[0]); f != l.plan.flight(lands) {
+		return Landed, false
+	}
+	s[0] = max(s[0], lands)
+	l.add(s, l.plan.usualUnit, 1, held)
+	l.last = at
+	l.credit--
+	if !held {
+		f = f.unheld()
+	}
+	return f, true
+}
+
+// ArriveOne is Arrived for a held request of the usual cost. It fails, and changes nothing, if the
+// ledger has more to do than to land that request.
+func (l *Ledger) ArriveOne(at int64, f Flight) bool {
+	at = max(at, l.last) // which TakeOne may have moved beyond the end of a guard
+	if !l.plan.Quick() || l.readings != nil || l.landsBy(at) {
+		return false
+	}
+	s, u := l.find(f), l.plan.usualUnit
+	if s == nil || *s.held(u) == 0 {
+		return false
+	}
+	l.add(s, u, -1, true)
+	l.last = at
+	for _, r := range l.plan.usual {
+		r.land(&l.state, Moment{At: at}, 1)
+	}
+	return true
 }

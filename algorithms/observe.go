@@ -73,13 +73,13 @@ type reading struct {
 
 // A windowed rule counts in windows. opened returns when the current one opened at the earliest.
 type windowed interface {
-	opened(l *Ledger, now Moment) int64
+	opened(s *state, now Moment) int64
 }
 
 // A retracter is a rule that can forget its newest units, if they landed at from or later. retract
 // returns how many it forgot.
 type retracter interface {
-	retract(l *Ledger, from, n int64) (taken int64)
+	retract(s *state, from, n int64) (taken int64)
 }
 
 // Observe makes a tier count the use of others, as far as a report proves it. If the report is
@@ -87,44 +87,49 @@ type retracter interface {
 func (l *Ledger) Observe(now Moment, o Observation) {
 	now = l.advance(now)
 	l.DropCredit()
-	r, unit := l.plan.rules[o.Tier], l.plan.unit[o.Tier]
-	if _, ok := r.(releaser); ok {
+	if _, ok := l.plan.rules[o.Tier].(releaser); ok {
 		return // the ledger itself has the exact number of open units
 	}
 	if l.readings == nil {
 		readings := make([]reading, len(l.plan.rules))
 		l.readings = &readings
 	}
-	if w, ok := r.(windowed); ok && w.opened(l, now) > o.Since || l.reopened(o.Tier) > o.Since {
+	reported(&l.state, o.Tier).observe(now, o)
+}
+
+func (t reportedTier) observe(now Moment, o Observation) {
+	if w, ok := t.rule().(windowed); ok && w.opened(t.s, now) > o.Since || t.opened > o.Since {
 		return // the report is about a window that has ended
 	}
-	if !l.turnWindow(now, o) {
+	if !t.turnWindow(now, o) {
 		return
 	}
-	o.Used = min(o.Used, l.plan.tiers[o.Tier].Capacity())
+	o.Used = min(o.Used, t.tier().Capacity())
 	keep := o.Used
-	if l.plan.estimated[unit] {
-		keep = max(0, keep-l.inFlight(unit))
+	if t.isEstimated() {
+		keep = max(0, keep-t.s.inFlight(t.unit()))
 	}
-	more, exact := l.uncounted(now, o, l.retractRefused(o)), o.Exact
-	if later, ok := l.probeDecides(o); ok {
+	more, exact := t.uncounted(now, o, t.retractRefused(o)), o.Exact
+	if later, ok := t.probeDecides(o); ok {
 		keep, exact = keep+later, true
 	}
 	switch {
 	case more > 0:
-		if d, ok := r.(sender); ok {
-			d.send(l, now, more)
+		if d, ok := t.rule().(sender); ok {
+			d.send(t.s, now, more)
 		}
-		l.landOthers(now, o, more)
+		t.landOthers(now, o, more)
 	case exact:
-		l.forget(o.Tier, now, keep)
+		t.forget(now, keep)
 	}
-	l.keepOthers(now, o)
-	l.noteReset(now, o, more)
-	if r, ok := r.(*anchoredWindow); ok && o.Used > 0 {
-		r.proveOpen(l, o.Since, o.by(now))
+	t.keepOthers(now, o)
+	t.noteReset(now, o, more)
+	if r, ok := t.rule().(*anchoredWindow); ok && o.Used > 0 {
+		r.proveOpen(t.s, o.Since, o.by(now))
 	}
 }
+
+func (t reportedTier) isEstimated() bool { return t.s.plan.estimated[t.unit()] }
 
 // by returns the instant by which the response was in.
 func (o Observation) by(now Moment) int64 {
@@ -134,52 +139,55 @@ func (o Observation) by(now Moment) int64 {
 	return now.At
 }
 
-// retractRefused makes a tier forget a request that the provider refused, and returns how many
+// retractRefused makes the tier forget a request that the provider refused, and returns how many
 // units it forgot. The owner of a unit matters only if others are counted apart for a window.
-func (l *Ledger) retractRefused(o Observation) int64 {
-	r, ok := l.plan.rules[o.Tier].(retracter)
-	full := o.Used+o.Cost > l.plan.tiers[o.Tier].Capacity()
+func (t reportedTier) retractRefused(o Observation) int64 {
+	r, ok := t.rule().(retracter)
+	full := o.Used+o.Cost > t.tier().Capacity()
 	switch {
-	case !ok || !o.Refused || !full || l.plan.estimated[l.plan.unit[o.Tier]]:
+	case !ok || !o.Refused || !full || t.isEstimated():
 		return 0
-	case o.Exact || o.Reset > 0 || l.Probing(o.Tier): // others may end sooner
+	case o.Exact || o.Reset > 0 || t.probedAt > 0: // others may end sooner
 		return 0
 	}
-	return r.retract(l, o.Since, o.Cost)
+	return r.retract(t.s, o.Since, o.Cost)
 }
 
 // uncounted returns how many units of others the tier does not count, as far as the report proves
 // them. taken is what the tier forgot of a refused request.
-func (l *Ledger) uncounted(now Moment, o Observation, taken int64) int64 {
+func (t reportedTier) uncounted(now Moment, o Observation, taken int64) int64 {
 	// The provider may have counted units that have left their window since the request was sent.
 	// But a window of unknown phase has none that leave before its end.
 	at := min(o.Since, now.At)
-	if l.tellsEnd(o) {
+	if t.tellsEnd(o) {
 		at = max(at, o.endsFrom(now)-1)
 	}
-	counted := l.plan.rules[o.Tier].used(l, now.on(at))
-	r, unit, guard := &(*l.readings)[o.Tier], l.plan.unit[o.Tier], max(o.Guard, l.plan.guard)
-	own := min(counted, mostUsed) + r.others + l.inFlightBefore(unit, o.Before, guard)
-	if o.Since < r.at && (taken > 0 || o.Used > r.used && o.Used-l.mayHaveLeft(o, counted, now.on(r.at+guard)) > r.used) {
-		r.excess -= o.Cost // the request was counted later, or not at all
+	counted := t.rule().used(t.s, now.on(at))
+	guard := max(o.Guard, t.s.plan.guard)
+	own := min(counted, mostUsed) + t.others + t.s.inFlight(t.unit())
+	if o.Before > 0 {
+		own -= t.s.landingFrom(t.unit(), o.Before+guard) - t.s.estimatesInFlight(t.unit())
 	}
-	more := max(0, o.Used+r.spare(now)-own)
+	if o.Since < t.at && (taken > 0 || o.Used > t.used && o.Used-t.mayHaveLeft(o, counted, now.on(t.at+guard)) > t.used) {
+		t.excess -= o.Cost // the request was counted later, or not at all
+	}
+	more := max(0, o.Used+t.spare(now)-own)
 	if taken > 0 { // the tier was used up, and stays so
-		gone := counted - l.plan.rules[o.Tier].used(l, now)
-		more = max(more, min(taken, o.Used+r.spare(now)-own+gone))
+		gone := counted - t.rule().used(t.s, now)
+		more = max(more, min(taken, o.Used+t.spare(now)-own+gone))
 	}
-	if r.at > 0 {
-		more = max(more, -r.excess)
+	if t.at > 0 {
+		more = max(more, -t.excess)
 	}
 	if more > 0 {
-		if window := Micros(l.plan.tiers[o.Tier].Window); now.At < r.foundAt+window {
-			r.busyUntil = now.At + window
+		if window := Micros(t.tier().Window); now.At < t.foundAt+window {
+			t.busyUntil = now.At + window
 		}
-		r.foundAt = now.At
+		t.foundAt = now.At
 	}
-	r.excess += more
-	if o.Since >= r.at && !l.hasInFlight(unit, r.at+guard+1<<l.plan.resolution) {
-		r.at, r.used, r.excess = now.At, o.Used, own+more-o.Used
+	t.excess += more
+	if o.Since >= t.at && t.s.nthLanding(t.unit(), 1) >= t.at+guard+1<<t.s.plan.resolution {
+		t.at, t.used, t.excess = now.At, o.Used, own+more-o.Used
 	}
 	return more
 }
@@ -187,16 +195,15 @@ func (l *Ledger) uncounted(now Moment, o Observation, taken int64) int64 {
 // mayHaveLeft returns how many units of the caller may have left the tier, one by one, between the
 // request of a report and an instant. The tier counted that many at the request. A response may
 // report so many units more than the response to a later request.
-func (l *Ledger) mayHaveLeft(o Observation, counted int64, until Moment) int64 {
-	if l.reopens(o.Tier) {
+func (t reportedTier) mayHaveLeft(o Observation, counted int64, until Moment) int64 {
+	if t.reopens() {
 		return 0
 	}
-	r, tier := l.plan.rules[o.Tier], l.plan.tiers[o.Tier]
-	until.At += Micros(tier.Precision)
-	n := counted - r.used(l, until)
-	if log, ok := r.(*slidingLog); ok && counted >= log.limit {
+	until.At += Micros(t.tier().Precision)
+	n := counted - t.rule().used(t.s, until)
+	if log, ok := t.rule().(*slidingLog); ok && counted >= log.limit {
 		// Stamps of the window before the request may have been overwritten, by those since then.
-		n += r.used(l, until.on(o.Since+log.window))
+		n += log.used(t.s, until.on(o.Since+log.window))
 	}
 	return n
 }
@@ -206,29 +213,27 @@ func (r *reading) spare(now Moment) int64 { return bit(now.At < r.busyUntil) }
 
 // keepOthers makes a log go on counting the others that it counts apart. If none were charged for a
 // window, it reduces them to what the report leaves.
-func (l *Ledger) keepOthers(now Moment, o Observation) {
-	_, stamps := l.leavesAt(o.Tier, now)
-	r, tier := &(*l.readings)[o.Tier], l.plan.tiers[o.Tier]
-	if !stamps || r.others == 0 || r.at != now.At {
+func (t reportedTier) keepOthers(now Moment, o Observation) {
+	if viewOf(t.rule()) == nil || t.others == 0 || t.at != now.At {
 		return
 	}
-	window := Micros(tier.Window)
-	if now.At >= r.foundAt+window && o.Used < tier.Capacity() {
+	window := Micros(t.tier().Window)
+	if now.At >= t.foundAt+window && o.Used < t.tier().Capacity() {
 		// The provider may not have counted own units that landed after the request was sent. It
 		// may no longer count those that landed a window ago, less the guard.
-		rule, old := l.plan.rules[o.Tier], now.on(now.At+l.plan.guard+Micros(tier.Precision))
-		own := rule.used(l, old) - rule.used(l, now.on(o.Since+window)) + o.Cost
+		old := now.on(now.At + t.s.plan.guard + Micros(t.tier().Precision))
+		own := t.rule().used(t.s, old) - t.rule().used(t.s, now.on(o.Since+window)) + o.Cost
 		most := max(0, o.Used-own)
 		if most > 0 {
-			most += r.spare(now)
+			most += t.spare(now)
 		}
-		less := max(0, min(r.others-most, r.excess))
-		r.others, r.excess = r.others-less, r.excess-less
+		less := max(0, min(t.others-most, t.excess))
+		t.others, t.excess = t.others-less, t.excess-less
 	}
-	if r.others > 0 && now.At < r.busyUntil {
-		r.busyUntil = now.At + window
+	if t.others > 0 && now.At < t.busyUntil {
+		t.busyUntil = now.At + window
 	}
-	r.until = l.endOthers(now, o)
+	t.until = t.endOthers(now, o)
 }
 
 // expectedOthers returns how many units others have used since the last report, if they go on as
@@ -247,26 +252,100 @@ func (r *reading) expectedOthers(now Moment, window int64) int64 {
 // mostUsed is more than a tier can count.
 const mostUsed = 1 << 50
 
-// inFlightBefore returns how many units in flight left before an instant and land a guard later.
-// If the instant is zero, it returns all units in flight.
-func (l *Ledger) inFlightBefore(unit int, before, guard int64) int64 {
-	n := l.inFlight(unit)
-	if before == 0 {
-		return n
-	}
-	for i := range l.slots() {
-		if at, carried := l.landing(i, unit); at >= before+guard {
-			n -= carried
+// land counts n landed units in a tier, and in its state without others.
+func (l *Ledger) land(tier int, at Moment, n int64) {
+	r, counted := l.plan.rules[tier], at
+	if l.forecasting {
+		if g, ok := r.(grouper); ok {
+			counted = g.joined(&l.state, at)
 		}
 	}
-	return n
+	r.land(&l.state, counted, n)
+	if l.readings != nil {
+		reported(&l.state, tier).countLanded(at, n)
+	}
 }
 
-// hasInFlight reports whether the first units in flight land before an instant.
-func (l *Ledger) hasInFlight(unit int, before int64) bool {
-	for i := range l.slots() {
-		if at, carried := l.landing(i, unit); carried > 0 {
-			return at < before
+// othersUsed returns the units of others that a tier counts apart from its rule.
+func (l *Ledger) othersUsed(tier int, now Moment) int64 {
+	if l.readings == nil {
+		return 0
+	}
+	return reported(&l.state, tier).othersUsed(now)
+}
+
+// used returns the landed units that a tier counts, including those of others.
+func (l *Ledger) used(tier int, now Moment) int64 {
+	return l.plan.rules[tier].used(&l.state, now) + l.othersUsed(tier, now)
+}
+
+// admits returns the first instant from now on at which a tier admits n units.
+func (l *Ledger) admits(tier int, now Moment, n int64) int64 {
+	at := l.plan.rules[tier].earliest(&l.state, now, n)
+	if l.readings == nil {
+		return at
+	}
+	rd := &(*l.readings)[tier]
+	if rd.until > now.At {
+		at = reported(&l.state, tier).admits(now, n, at)
+	}
+	if rd.probeAt > 0 || l.forecasting && rd.probedAt > 0 {
+		at = min(at, max(now.At, rd.probeAt))
+	}
+	return at
+}
+
+// probe makes a request that is being charged the probe of each tier where one is due.
+func (l *Ledger) probe(now Moment, cost []int64) {
+	for i := range *l.readings {
+		rd, n := &(*l.readings)[i], cost[l.plan.unit[i]]
+		if n == 0 || rd.probeAt == 0 || rd.probeAt > now.At || l.forecasting {
+			continue
+		}
+		rd.probedAt, rd.probeAt, rd.landed = rd.probeAt, 0, 0
+		l.probed = l.probed || l.admits(i, now, n) > now.At
+	}
+}
+
+// Probed reports whether the last charged request is a probe that a tier would have refused. Other
+// requests must wait for its response. Probed reports a probe once.
+func (l *Ledger) Probed() bool {
+	probed := l.probed
+	l.probed = false
+	return probed
+}
+
+// Probing reports whether the response to a probe is to come, which may make a tier admit more.
+func (l *Ledger) Probing(tier int) bool {
+	return tier >= 0 && l.readings != nil && (*l.readings)[tier].probedAt > 0
+}
+
+// ProbeAgain lets another request go as a probe, because the last probe was not sent.
+func (l *Ledger) ProbeAgain() {
+	if l.readings == nil {
+		return
+	}
+	for i := range *l.readings {
+		if rd := &(*l.readings)[i]; rd.probedAt > 0 {
+			rd.probeAt, rd.probedAt = rd.probedAt, 0
+		}
+	}
+}
+
+// Boundary records that a window of a tier of UnknownPhase ends between two instants. For another
+// tier it changes nothing.
+func (l *Ledger) Boundary(now Moment, tier int, from, to int64) {
+	if v := viewOf(l.plan.rules[tier]); v != nil && v.known != 0 {
+		v.learnBoundary(&l.state, l.advance(now), from, to)
+	}
+}
+
+// Learned reports whether a boundary of the windows of a tier is known precisely enough to be of
+// use.
+func (l *Ledger) Learned(now Moment) bool {
+	for _, r := range l.plan.rules {
+		if viewOf(r).learned(&l.state, now) {
+			return true
 		}
 	}
 	return false

@@ -23,7 +23,7 @@ type Plan struct {
 	estimated  []bool // of each unit
 	usual      []rule // that count one request, the usual cost; nil if ledgers give no credit
 	usualUnit  int
-	senders    []unitSender
+	senders    []sender
 	calendars  []*fixedWindow
 	anchored   []*anchoredWindow
 	units      []string
@@ -46,52 +46,53 @@ type rule interface {
 	words() (words, rings int)
 	// earliest returns the first instant from now on at which the tier admits n units behind
 	// everything that has landed or is in flight.
-	earliest(l *Ledger, now Moment, n int64) int64
+	earliest(s *state, now Moment, n int64) int64
 	// earliestTotal returns a lower bound of the instant at which the tier has admitted n units,
 	// in requests of any size. n may exceed the tier's capacity.
-	earliestTotal(l *Ledger, now Moment, n int64) int64
+	earliestTotal(s *state, now Moment, n int64) int64
 	// land counts n units that the provider has counted by the moment.
-	land(l *Ledger, at Moment, n int64)
+	land(s *state, at Moment, n int64)
 	// used returns how many landed units still count.
-	used(l *Ledger, now Moment) int64
+	used(s *state, now Moment) int64
 	// fresh returns the instant from which no landed unit counts.
-	fresh(l *Ledger, now Moment) int64
+	fresh(s *state, now Moment) int64
 	// forget reduces the landed units that count to keep at most.
-	forget(l *Ledger, now Moment, keep int64)
-	// recurs reports whether the rule's state in l is that in o, but later by so many microseconds.
-	recurs(l, o *Ledger, by int64) bool
+	forget(s *state, now Moment, keep int64)
+	// recurs reports whether the rule's state in s is that in o, but later by so many microseconds.
+	recurs(s, o *state, by int64) bool
 	// sound reports whether the rule may rely on its state, which was decoded.
-	sound(l *Ledger) bool
+	sound(s *state) bool
 }
 
 // A refunder is a rule that can take back n units that have landed at from or later, as far as they still
 // count. Where it can't tell them from others, it takes back those that leave no later, or less.
 type refunder interface {
-	refund(l *Ledger, now Moment, from, n int64)
+	refund(s *state, now Moment, from, n int64)
 }
 
 // A sender is a rule that also records n units when they are admitted, before they are in
 // flight.
 type sender interface {
-	send(l *Ledger, now Moment, n int64)
+	place() site
+	send(s *state, now Moment, n int64)
 }
 
 // A corrector is a rule that counts by the wall clock. correct changes the rule's state if the date of
 // the last landing was wrong: the wall clock has since stepped back by more than clocks ordinarily
 // do. The units then count in the window that the clock now shows for that landing.
 type corrector interface {
-	correct(l *Ledger, now Moment)
+	correct(s *state, now Moment)
 }
 
-// A unitSender is a sender and the index of its unit.
-type unitSender struct {
-	sender
-	unit int
+// A grouper is a rule whose units leave in groups. joined returns the moment of the last group if a
+// unit that lands at a moment joins that group, and else that moment.
+type grouper interface {
+	joined(s *state, at Moment) Moment
 }
 
 // A releaser is a rule whose units count until they are released.
 type releaser interface {
-	release(l *Ledger, n int64)
+	release(s *state, n int64)
 }
 
 // A site is the place of a rule's state in a ledger, and the indexes of its unit and its tier.
@@ -165,7 +166,7 @@ func (p *Plan) add(t Tier, declared int) {
 	p.rules = append(p.rules, r)
 	p.unit = append(p.unit, u)
 	if d, ok := r.(sender); ok {
-		p.senders = append(p.senders, unitSender{d, u})
+		p.senders = append(p.senders, d)
 	}
 	p.base += words
 	p.rings += rings
@@ -275,10 +276,40 @@ func (p *Plan) MaxRates() []float64 {
 	return rates
 }
 
-func (p *Plan) stride() int { return slotHead + 2*len(p.units) }
+// stride is the number of words of a slot.
+func (p *Plan) stride() int { return 1 + 2*len(p.units) }
 
 // flight returns the Flight of a request that lands at an instant.
 func (p *Plan) flight(lands int64) Flight { return Flight(lands >> p.resolution) }
 
 // Exhausted reports whether the deciding tier is a budget. If so, the request must not wait.
 func (p *Plan) Exhausted(tier int) bool { return tier >= 0 && p.tiers[tier].Budget }
+
+// Quick reports whether ledgers of the plan give credit.
+func (p *Plan) Quick() bool { return p.usual != nil }
+
+// findUsual sets the rules that count the usual cost, if every tier is steady.
+func (p *Plan) findUsual() {
+	for i, t := range p.tiers {
+		if !t.counter().steady || t.Phase == UnknownPhase || p.guard == 0 || p.estimates {
+			p.usual = nil
+			return
+		}
+		if t.Unit == Requests {
+			p.usual, p.usualUnit = append(p.usual, p.rules[i]), p.unit[i]
+		}
+	}
+}
+
+// PeriodStarts returns for each calendar tier in turn the starts of five periods, as Unix time in
+// microseconds: the period before that of an instant, its own, and the next three.
+func (p *Plan) PeriodStarts(wall int64) (starts []int64) {
+	for _, r := range p.calendars {
+		own := r.periodStart(wall, 0)
+		starts = append(starts, r.periodStart(own-1, 0), own)
+		for range 3 {
+			starts = append(starts, r.periodStart(starts[len(starts)-1], 1))
+		}
+	}
+	return starts
+}

@@ -74,3 +74,29 @@ func TestRecurs(t *testing.T) {
 		}
 	}
 }
+
+// TestRecursBoundary checks that a ledger doesn't recur if it knows when a window of the provider ends:
+// its stamps leave at boundaries, which are not as much later.
+func TestRecursBoundary(t *testing.T) {
+	for _, text := range []string{"7/s;phase=unknown;algo=fixed_window", "20000/s;phase=unknown;algo=fixed_window"} {
+		tier, err := algorithms.ParseTier(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		plan, err := algorithms.NewPlan([]algorithms.Tier{tier}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const start, by = 1_000_000_000, 1_666_600 // a multiple of a group of the window
+		earlier, later := plan.NewLedger(), plan.NewLedger()
+		earlier.Count(algorithms.Moment{At: start}, []int64{1})
+		later.Count(algorithms.Moment{At: start + by}, []int64{1})
+		if !later.Recurs(&earlier, by) {
+			t.Errorf("%s: the same call makes another ledger", text)
+		}
+		later.Boundary(algorithms.Moment{At: start + by}, 0, start, start+1000)
+		if later.Recurs(&earlier, by) {
+			t.Errorf("%s: a ledger recurs although it knows a boundary", text)
+		}
+	}
+}

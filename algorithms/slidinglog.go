@@ -40,8 +40,8 @@ func newSlidingLog(t Tier, s site) *slidingLog {
 func (r *slidingLog) words() (words, rings int) { return 1 + r.stateWords(), 1 }
 
 // stamp returns the k-th oldest of the last limit stamps, if the ring has it.
-func (r *slidingLog) stamp(l *Ledger, k int64) (int64, bool) {
-	ring, oldest := *l.ring(r.site), l.word[r.word]
+func (r *slidingLog) stamp(s *state, k int64) (int64, bool) {
+	ring, oldest := *s.ring(r.site), s.word[r.word]
 	k -= r.limit - int64(len(ring)) // a ring that still grows lacks the oldest stamps
 	if k <= 0 {
 		return 0, false
@@ -49,27 +49,27 @@ func (r *slidingLog) stamp(l *Ledger, k int64) (int64, bool) {
 	return ring[(oldest+k-1)%int64(len(ring))], true
 }
 
-func (r *slidingLog) earliest(l *Ledger, now Moment, n int64) int64 {
+func (r *slidingLog) earliest(s *state, now Moment, n int64) int64 {
 	// The unit that must have left the window is the k-th oldest of those landed. If k exceeds
 	// them, it is one in flight, which leaves a window after it lands.
-	k := l.inFlight(r.unit) + n
+	k := s.inFlight(r.unit) + n
 	if k <= r.limit {
-		if s, ok := r.stamp(l, k); ok {
-			return max(now.At, r.leaves(l, s))
+		if at, ok := r.stamp(s, k); ok {
+			return max(now.At, r.leaves(s, at))
 		}
 		return now.At
 	}
-	return r.leaves(l, l.nthLanding(r.unit, k-r.limit))
+	return r.leaves(s, s.nthLanding(r.unit, k-r.limit))
 }
 
 // earliestTotal is exact: the n-th unit goes a window after the (n−limit)-th.
-func (r *slidingLog) earliestTotal(l *Ledger, now Moment, n int64) int64 {
+func (r *slidingLog) earliestTotal(s *state, now Moment, n int64) int64 {
 	full, rest := rounds(n, r.limit)
-	return after(r.earliest(l, now, rest), full, r.least(l))
+	return after(r.earliest(s, now, rest), full, r.least(s))
 }
 
-func (r *slidingLog) land(l *Ledger, at Moment, n int64) {
-	ring, oldest := l.ring(r.site), &l.word[r.word]
+func (r *slidingLog) land(s *state, at Moment, n int64) {
+	ring, oldest := s.ring(r.site), &s.word[r.word]
 	room := max(r.limit, int64(len(*ring)))
 	n = min(n, room)
 	grow := min(n, room-int64(len(*ring)))
@@ -87,31 +87,31 @@ func (r *slidingLog) land(l *Ledger, at Moment, n int64) {
 	}
 }
 
-func (r *slidingLog) used(l *Ledger, now Moment) int64 {
-	ring, oldest := *l.ring(r.site), int(l.word[r.word])
+func (r *slidingLog) used(s *state, now Moment) int64 {
+	ring, oldest := *s.ring(r.site), int(s.word[r.word])
 	older, newer := ring[oldest:], ring[:oldest]
-	return r.inside(l, older, now) + r.inside(l, newer, now)
+	return r.inside(s, older, now) + r.inside(s, newer, now)
 }
 
-func (r *slidingLog) inside(l *Ledger, stamps []int64, now Moment) int64 {
-	gone := sort.Search(len(stamps), func(i int) bool { return r.leaves(l, stamps[i]) > now.At })
+func (r *slidingLog) inside(s *state, stamps []int64, now Moment) int64 {
+	gone := sort.Search(len(stamps), func(i int) bool { return r.leaves(s, stamps[i]) > now.At })
 	return int64(len(stamps) - gone)
 }
 
 // forget keeps the newest stamps.
-func (r *slidingLog) forget(l *Ledger, now Moment, keep int64) {
-	if r.used(l, now) <= keep {
+func (r *slidingLog) forget(s *state, now Moment, keep int64) {
+	if r.used(s, now) <= keep {
 		return
 	}
-	newest := r.stamps(l)
-	*l.ring(r.site), l.word[r.word] = newest[int64(len(newest))-keep:], 0
+	newest := r.stamps(s)
+	*s.ring(r.site), s.word[r.word] = newest[int64(len(newest))-keep:], 0
 }
 
-func (r *slidingLog) retract(l *Ledger, from, n int64) (taken int64) {
-	kept := r.stamps(l)
+func (r *slidingLog) retract(s *state, from, n int64) (taken int64) {
+	kept := r.stamps(s)
 	first, _ := slices.BinarySearch(kept, from)
 	taken = min(n, int64(len(kept)-first))
-	*l.ring(r.site), l.word[r.word] = kept[:len(kept)-int(taken)], 0
+	*s.ring(r.site), s.word[r.word] = kept[:len(kept)-int(taken)], 0
 	return taken
 }
 
@@ -119,36 +119,38 @@ func (r *slidingLog) retract(l *Ledger, from, n int64) (taken int64) {
 // longer guard, leave later than the stamps before that instant, which are then removed instead. A full log
 // keeps its stamps until the oldest one has left the window: older ones that count may have made room for
 // counted units.
-func (r *slidingLog) refund(l *Ledger, now Moment, from, n int64) {
-	kept := r.stamps(l)
-	if isFull := int64(len(kept)) >= r.limit; r.leaves(l, from) <= now.At || isFull && r.leaves(l, kept[0]) > now.At {
+func (r *slidingLog) refund(s *state, now Moment, from, n int64) {
+	kept := r.stamps(s)
+	if isFull := int64(len(kept)) >= r.limit; r.leaves(s, from) <= now.At || isFull && r.leaves(s, kept[0]) > now.At {
 		return
 	}
 	first, _ := slices.BinarySearch(kept, from)
 	n = min(n, int64(len(kept)))
 	first = min(first, len(kept)-int(n))
-	*l.ring(r.site), l.word[r.word] = slices.Delete(kept, first, first+int(n)), 0
+	*s.ring(r.site), s.word[r.word] = slices.Delete(kept, first, first+int(n)), 0
 }
 
 // stamps returns a copy of all stamps, the oldest first.
-func (r *slidingLog) stamps(l *Ledger) []int64 {
-	ring, oldest := *l.ring(r.site), l.word[r.word]
+func (r *slidingLog) stamps(s *state) []int64 {
+	ring, oldest := *s.ring(r.site), s.word[r.word]
 	return slices.Concat(ring[oldest:], ring[:oldest])
 }
 
-func (r *slidingLog) fresh(l *Ledger, now Moment) int64 {
-	if s, ok := r.stamp(l, r.limit); ok {
-		return r.leaves(l, s)
+func (r *slidingLog) fresh(s *state, now Moment) int64 {
+	if at, ok := r.stamp(s, r.limit); ok {
+		return r.leaves(s, at)
 	}
 	return now.At
 }
 
 // sound reports whether the stamps are in order, from the oldest on.
-func (r *slidingLog) sound(l *Ledger) bool {
-	ring, oldest := *l.ring(r.site), l.word[r.word]
+func (r *slidingLog) sound(s *state) bool {
+	ring, oldest := *s.ring(r.site), s.word[r.word]
 	length := int64(len(ring))
 	switch {
 	case oldest < 0, oldest > 0 && oldest >= length, oldest > 0 && length < r.limit:
+		return false
+	case !r.view.sound(s):
 		return false
 	case length == 0:
 		return true
@@ -157,13 +159,13 @@ func (r *slidingLog) sound(l *Ledger) bool {
 		(oldest == 0 || ring[length-1] <= ring[0] && stored(ring[oldest-1], ring[oldest]))
 }
 
-func (r *slidingLog) recurs(l, o *Ledger, by int64) bool {
-	ring, before := *l.ring(r.site), *o.ring(r.site)
+func (r *slidingLog) recurs(s, o *state, by int64) bool {
+	ring, before := *s.ring(r.site), *o.ring(r.site)
 	n := len(ring)
-	if n != len(before) || r.known != 0 && (l.word[r.known+1] != 0 || o.word[r.known+1] != 0) {
+	if n != len(before) || r.isKnown(s) || r.isKnown(o) {
 		return false
 	}
-	i, j := int(l.word[r.word]), int(o.word[r.word]) // the oldest
+	i, j := int(s.word[r.word]), int(o.word[r.word]) // the oldest
 	for range n {
 		if ring[i]-before[j] != by {
 			return false

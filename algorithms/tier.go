@@ -140,7 +140,7 @@ func (t Tier) Validate() error {
 	switch {
 	case c.released && t.Window != 0:
 		bad("Window is %v: %v has none, leave it zero", t.Window, t.Algorithm)
-	case c.hasWindow():
+	case !c.released && !c.period:
 		errs = append(errs, checkLength("Window", t.Window, time.Microsecond, MaxWindow))
 	}
 	switch {

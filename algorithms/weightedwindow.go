@@ -53,31 +53,31 @@ func (r *weightedWindow) nextRoll(c counts, m Moment) int64 {
 	return end
 }
 
-func (r *weightedWindow) counts(l *Ledger, m Moment) counts {
-	w := l.word[r.word:]
+func (r *weightedWindow) counts(s *state, m Moment) counts {
+	w := s.word[r.word:]
 	return r.roll(counts{w[0], w[1], w[2], w[3]}, m)
 }
 
-func (r *weightedWindow) set(l *Ledger, c counts) {
-	copy(l.word[r.word:], []int64{c.index, c.current, c.previous, c.last})
+func (r *weightedWindow) set(s *state, c counts) {
+	copy(s.word[r.word:], []int64{c.index, c.current, c.previous, c.last})
 }
 
 // correct counts the previous units as current ones, too, because a wrong date tells nothing about
 // them.
-func (r *weightedWindow) correct(l *Ledger, now Moment) {
-	w := l.word[r.word:]
+func (r *weightedWindow) correct(s *state, now Moment) {
+	w := s.word[r.word:]
 	if r.misdated(now, w[0], w[3]) {
-		r.set(l, counts{r.index(now.on(w[3])), w[1] + w[2], 0, w[3]})
+		r.set(s, counts{r.index(now.on(w[3])), w[1] + w[2], 0, w[3]})
 	}
 }
 
-func (r *weightedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
-	c, inFlight := r.counts(l, now), l.inFlight(r.unit)
+func (r *weightedWindow) earliest(s *state, now Moment, n int64) int64 {
+	c, inFlight := r.counts(s, now), s.inFlight(r.unit)
 	for slot := 0; ; {
 		end := r.nextRoll(c, now)
 		lands := int64(Never) // the first landing after end
-		for ; slot < l.slots(); slot++ {
-			at, carried := l.landing(slot, r.unit)
+		for ; slot < s.slots(); slot++ {
+			at, carried := s.landing(slot, r.unit)
 			if at >= end {
 				lands = at
 				break
@@ -105,8 +105,8 @@ func (r *weightedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 }
 
 // earliestTotal counts whole windows only. At most limit units pass in each.
-func (r *weightedWindow) earliestTotal(l *Ledger, now Moment, n int64) int64 {
-	c := r.counts(l, now)
+func (r *weightedWindow) earliestTotal(s *state, now Moment, n int64) int64 {
+	c := r.counts(s, now)
 	if n -= r.limit - c.current; n <= 0 {
 		return now.At
 	}
@@ -124,31 +124,31 @@ func (r *weightedWindow) leaves(c counts, now Moment, free int64) int64 {
 	return max(now.At, r.end(now, c.index)-view)
 }
 
-func (r *weightedWindow) land(l *Ledger, at Moment, n int64) {
-	c := r.counts(l, at)
+func (r *weightedWindow) land(s *state, at Moment, n int64) {
+	c := r.counts(s, at)
 	c.current, c.last = c.current+n, at.At
-	r.set(l, c)
+	r.set(s, c)
 }
 
-func (r *weightedWindow) used(l *Ledger, now Moment) int64 {
-	c := r.counts(l, now)
+func (r *weightedWindow) used(s *state, now Moment) int64 {
+	c := r.counts(s, now)
 	return c.current + ceilMulDiv(c.previous, min(r.window, r.end(now, c.index)-now.At), r.window)
 }
 
-func (r *weightedWindow) forget(l *Ledger, now Moment, keep int64) {
-	for r.used(l, now) > keep {
-		c := r.counts(l, now)
+func (r *weightedWindow) forget(s *state, now Moment, keep int64) {
+	for r.used(s, now) > keep {
+		c := r.counts(s, now)
 		if c.previous > 0 {
 			c.previous = 0
 		} else {
 			c.current = keep
 		}
-		r.set(l, c)
+		r.set(s, c)
 	}
 }
 
-func (r *weightedWindow) refund(l *Ledger, now Moment, from, n int64) {
-	w := l.word[r.word:]
+func (r *weightedWindow) refund(s *state, now Moment, from, n int64) {
+	w := s.word[r.word:]
 	switch r.index(now.on(from)) {
 	case w[0]:
 		w[1] -= min(n, w[1])
@@ -157,8 +157,8 @@ func (r *weightedWindow) refund(l *Ledger, now Moment, from, n int64) {
 	}
 }
 
-func (r *weightedWindow) fresh(l *Ledger, now Moment) int64 {
-	c := r.counts(l, now)
+func (r *weightedWindow) fresh(s *state, now Moment) int64 {
+	c := r.counts(s, now)
 	for c.current > 0 || c.previous > 0 {
 		now = now.on(r.nextRoll(c, now))
 		c = r.roll(c, now)
@@ -166,10 +166,10 @@ func (r *weightedWindow) fresh(l *Ledger, now Moment) int64 {
 	return now.At
 }
 
-func (r *weightedWindow) sound(l *Ledger) bool {
-	return r.aligned.sound(l.word[r.word : r.word+4])
+func (r *weightedWindow) sound(s *state) bool {
+	return r.aligned.sound(s.word[r.word : r.word+4])
 }
 
-func (r *weightedWindow) recurs(l, o *Ledger, by int64) bool {
-	return r.aligned.recurs(l.word[r.word:r.word+4], o.word[r.word:r.word+4], by)
+func (r *weightedWindow) recurs(s, o *state, by int64) bool {
+	return r.aligned.recurs(s.word[r.word:r.word+4], o.word[r.word:r.word+4], by)
 }

@@ -13,7 +13,7 @@ const window = time.Second
 
 // inFlight returns the guard of parts that wait for it to pass, and the resolution in which a store
 // may keep it. In real time the guard is longer than any call of a store takes.
-func (c *check) inFlight() (guard, resolution time.Duration) {
+func (c Config) inFlight() (guard, resolution time.Duration) {
 	guard = 640 * time.Millisecond
 	if c.RealTime {
 		guard = 3 * time.Second
@@ -23,7 +23,7 @@ func (c *check) inFlight() (guard, resolution time.Duration) {
 
 // shortest returns the guard of parts that need none. In real time a reservation must outlast the
 // store's reply.
-func (c *check) shortest() time.Duration {
+func (c Config) shortest() time.Duration {
 	if c.RealTime {
 		guard, _ := c.inFlight()
 		return guard

@@ -175,7 +175,8 @@ func (c *check) startProbe(q store.Quota, r store.Request) store.Decision {
 	began := time.Now()
 	c.applyPause(q, store.Pause{For: window / 4, Probe: true}, true)
 	var d store.Decision
-	c.eventuallyAfter(began.Add(window/4), func() bool {
+	time.Sleep(time.Until(began.Add(window / 4)))
+	c.eventually(func() bool {
 		c.probed = time.Now()
 		d = c.try(q, r)
 		return d.Verdict == store.Admitted
@@ -184,13 +185,6 @@ func (c *check) startProbe(q store.Quota, r store.Request) store.Decision {
 		c.Fatalf("%+v is the first after the pause, want a probe", d)
 	}
 	return d
-}
-
-// eventuallyAfter waits until an instant, and then calls eventually.
-func (c *check) eventuallyAfter(from time.Time, ok func() bool, failed func()) {
-	c.Helper()
-	time.Sleep(time.Until(from))
-	c.eventually(ok, failed)
 }
 
 // checkAlone checks that no request is admitted beside a probe. In real time it checks this only
