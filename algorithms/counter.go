@@ -91,7 +91,6 @@ func ParseAlgorithm(name string) (Algorithm, error) {
 
 func (a Algorithm) isKnown() bool { return int(a) < len(counters) }
 
-// counter returns the description of the algorithm.
 func (t Tier) counter() *counter {
 	if t.Algorithm.isKnown() {
 		return &counters[t.Algorithm]

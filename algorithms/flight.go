@@ -20,7 +20,6 @@ type slot []int64
 func (s slot) total(unit int) *int64 { return &s[1+2*unit] }
 func (s slot) held(unit int) *int64  { return &s[2+2*unit] }
 
-// inFlight returns how many units are in flight.
 func (s *state) inFlight(unit int) int64 { return s.word[unit] }
 
 // estimatesInFlight returns how many units are in flight without a slot, because they are

@@ -106,7 +106,7 @@ func (t reportedTier) observe(now Moment, o Observation) {
 	}
 	o.Used = min(o.Used, t.tier().Capacity())
 	keep := o.Used
-	if t.isEstimated() {
+	if t.s.plan.estimated[t.unit()] {
 		keep = max(0, keep-t.s.inFlight(t.unit()))
 	}
 	more, exact := t.uncounted(now, o, t.retractRefused(o)), o.Exact
@@ -129,8 +129,6 @@ func (t reportedTier) observe(now Moment, o Observation) {
 	}
 }
 
-func (t reportedTier) isEstimated() bool { return t.s.plan.estimated[t.unit()] }
-
 // by returns the instant by which the response was in.
 func (o Observation) by(now Moment) int64 {
 	if o.Before > 0 {
@@ -145,7 +143,7 @@ func (t reportedTier) retractRefused(o Observation) int64 {
 	r, ok := t.rule().(retracter)
 	full := o.Used+o.Cost > t.tier().Capacity()
 	switch {
-	case !ok || !o.Refused || !full || t.isEstimated():
+	case !ok || !o.Refused || !full || t.s.plan.estimated[t.unit()]:
 		return 0
 	case o.Exact || o.Reset > 0 || t.probedAt > 0: // others may end sooner
 		return 0

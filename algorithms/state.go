@@ -15,7 +15,6 @@ type state struct {
 	last     int64      // the latest instant of a call
 }
 
-// newState returns the state of an unused quota.
 func newState(p *Plan) state {
 	s := state{plan: p}
 	oneSlot := p.stride()
@@ -50,7 +49,6 @@ func (s *state) clone() state {
 
 func (s *state) ring(at site) *[]int64 { return &(*s.rings)[at.ring] }
 
-// words returns the words of a rule.
 func (s *state) words(r rule) []int64 {
 	start := r.place().word
 	words, _ := r.words()
