@@ -184,6 +184,9 @@ func (a *jointAttempt) charged(what, at int64, replies []answer, r store.Request
 	for i, q := range a.bundle.quotas {
 		n, h, own := len(q.plan.Units()), &replies[i], new(store.Reservation)
 		c := h.admitted(&q.timing, what, at+h.now-replies[0].now, cost[:n:n], own)
+		if r.YieldFor > 0 {
+			q.turns.next.Store(0) // its turn for requests outside the bundle was taken, too
+		}
 		switch {
 		case !slices.ContainsFunc(own.Cost, func(n int64) bool { return n > 0 }):
 			c.Verdict, c.Probe, own.State = store.Ready, false, inFallback // it is not charged
