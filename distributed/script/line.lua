@@ -1,4 +1,4 @@
--- line.lua: the line of processes whose requests go later than soon. Units: µs. Go: quota.go.
+-- line.lua: the line of processes whose requests go later than soon. Units: µs. Go: attempt.go.
 -- Uses: call.lua, convert.lua, flight.lua, plan.lua, reserve.lua, rule.lua, state.lua.
 -- Gives: line, bundledUntil, lineEnd, lineFront, lineOpen, lineUntil, the constants below.
 -- Sets: cursor.

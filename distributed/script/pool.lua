@@ -16,7 +16,7 @@
 local POOL = 250 -- the most entries, of which the state keeps the number in a byte; further ones are lost
 local POOLED = 8 -- numbers of an entry before the cost: first, guard, count, step, rest, limit, -most, -least
 local LENT = 2 ^ 32 -- in a reply, before by how much the guard of a returned reservation is shorter than the request's
-local MOST_PARTED = 5000000 -- the longest time ahead for which a caller adds the drift of its clock, see quota.go
+local MOST_PARTED = 5000000 -- the longest time ahead for which a caller adds the drift of its clock, see clock.go
 local MOST_PACED = 2 ^ 20 -- the most instants of a run
 local MOST_PARTS = 2 ^ 30 -- the largest limit of a bucket whose reservations form runs
 
