@@ -183,18 +183,23 @@ func (q *Queue) inquiry() inquiry {
 
 func (x inquiry) ask() { x.reserver.Reserve(x.behind, x.requests, x.answer) }
 
-// answer applies the quota's decisions. They are void if the queue is not asking any more.
+// answer applies the quota's decisions.
 func (x inquiry) answer(got []store.Decision, err error) {
-	then := func() {
-		x.reserver.Cancel(slices.DeleteFunc(got, func(d store.Decision) bool { return d.Verdict != store.Admitted }))
-	}
-	x.queue.mu.Lock()
-	if x.generation == x.queue.calls.generation {
-		then = x.queue.applyReply(nil, got, err, false)
-	}
-	x.queue.mu.Unlock()
-	if then != nil {
+	if then := x.apply(got, err); then != nil {
 		then()
+	}
+}
+
+// apply applies the quota's decisions, which are void if the queue is not asking any more. It returns what to
+// call without the lock, or nil.
+func (x inquiry) apply(got []store.Decision, err error) (then func()) {
+	x.queue.mu.Lock()
+	defer x.queue.mu.Unlock()
+	if x.generation == x.queue.calls.generation {
+		return x.queue.applyReply(nil, got, err, false)
+	}
+	return func() {
+		x.reserver.Cancel(slices.DeleteFunc(got, func(d store.Decision) bool { return d.Verdict != store.Admitted }))
 	}
 }
 

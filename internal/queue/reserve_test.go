@@ -510,3 +510,42 @@ func TestReserverLead(t *testing.T) {
 		}
 	})
 }
+
+// A quota or a guard that panics while a reply is read leaves the queue unlocked.
+func TestReserverReplyPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := new(reserver)
+		var panics atomic.Bool
+		q := New(complete(Config{Quota: quota, Guard: func() time.Duration {
+			if panics.Load() {
+				panic("guard")
+			}
+			return 0
+		}}))
+		ctx, cancel := context.WithCancel(t.Context())
+		var callers sync.WaitGroup
+		join := func() {
+			callers.Go(func() { _, _ = q.Wait(ctx, ticket()) })
+			synctest.Wait()
+		}
+		join()
+		question := quota.next(t)
+		join() // it is to ask next
+		panics.Store(true)
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("the guard was not called")
+				}
+			}()
+			question.done(quota.at(question, 0), nil)
+		}()
+		if !q.mu.TryLock() {
+			t.Fatal("the queue is locked")
+		}
+		q.mu.Unlock()
+		panics.Store(false)
+		cancel()
+		callers.Wait()
+	})
+}
