@@ -11,7 +11,7 @@
 
 local image -- the bytes before the body, if the whole state is to be written; or nil
 
-local MOST_MOVED = 5000 -- the most stamps that the refunds of a call move
+local MOST_MOVED = 5000 -- once the refunds of a call have moved more stamps, it refunds no more
 
 -- ring is where the ring begins in the state, capacity its room, length the number of stamps, place
 -- the index of the next stamp, and newest the last stamp.
@@ -80,7 +80,6 @@ local function slidingLog(unit, limit, window, unaligned)
     if from + window <= now or length >= most and stamp(length - 1) + window > now or moved > MOST_MOVED then return end
     local off = max(stampsAfter(from - 1), min(n, length))
     moved = moved + off
-    if moved > MOST_MOVED then return end
     local kept, run = {}, #upTo
     for i = 0, off - n - 1 do
       while run > 1 and upTo[run - 1] >= added - i do run = run - 1 end
