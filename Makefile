@@ -60,7 +60,7 @@ check: lint
 # race runs the tests of "make test" with the race detector, except those that need a redis-server: they
 # measure real time, and the race detector takes six times as long. soak runs everything without it.
 race:
-	go test -vet=off -short $(RACE) -timeout 30m -p 4 ./...
+	THROTTLE_REQUIRE_REDIS= go test -vet=off -short $(RACE) -timeout 30m -p 4 ./...
 
 # soak runs every test of the library without the race detector and without -short, and plays its random
 # storms SOAK times: 1 is their full number.
@@ -94,7 +94,7 @@ test32:
 PACKAGES ?= ./...
 RUNS     ?= 20
 stress: redis
-	go run ./internal/load -runs $(RUNS) -- go test $(RACE) -count=1 $(PACKAGES)
+	go run ./internal/load -runs $(RUNS) -- go test -count=1 $(PACKAGES)
 
 # redis installs a redis-server if there is none and apt-get can. A server that
 # THROTTLE_REDIS_SERVER names must be there.

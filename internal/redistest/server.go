@@ -4,8 +4,8 @@
 //
 // The servers run the redis-server of the PATH, or the server that $THROTTLE_REDIS_SERVER names,
 // such as valkey-server: any Redis since version 5, or Valkey. A named server must be there. If
-// none is named and redis-server is not installed, the test is skipped, or fails if
-// THROTTLE_REQUIRE_REDIS is 1.
+// none is named and redis-server is not installed, or with the race detector, the test is skipped, or
+// fails if THROTTLE_REQUIRE_REDIS is 1.
 package redistest
 
 import (
@@ -98,7 +98,9 @@ func start(t testing.TB, env []string, args ...string) *Server {
 // serverPath returns the server to run, or ends the test.
 func serverPath(t testing.TB) string {
 	t.Helper()
-	soak.NoRace(t, "needs a Redis server, and real time")
+	if soak.Race {
+		skipOrFail(t, "THROTTLE_REQUIRE_REDIS", "no Redis server with the race detector, because real time would not suffice")
+	}
 	name := os.Getenv("THROTTLE_REDIS_SERVER")
 	path, err := exec.LookPath(cmp.Or(name, "redis-server"))
 	switch {

@@ -20,7 +20,7 @@ func Times(n int) int {
 	switch {
 	case err == nil && factor > 0:
 		return n * factor
-	case testing.Short() || race:
+	case testing.Short() || Race:
 		return max(1, n/fewer)
 	}
 	return n
@@ -30,7 +30,7 @@ func Times(n int) int {
 // time, and for long ones whose code other tests run. "make test" and "make soak" run them.
 func NoRace(t testing.TB, why string) {
 	t.Helper()
-	if race {
+	if Race {
 		t.Skip("left out by the race detector: " + why)
 	}
 }
