@@ -268,11 +268,8 @@ func TestNestedLaws(t *testing.T) {
 	t.Parallel()
 	for name, n := range nestedLaws {
 		for _, processes := range []int{3, 10} {
-			if processes > 3 && soak.Times(5) < 5 && name != "concurrency in both" {
-				continue
-			}
 			t.Run(fmt.Sprintf("%s, %d processes", name, processes), func(t *testing.T) {
-				soak.Sample(t, 4)
+				soak.Sample(t, 5)
 				t.Parallel()
 				most := 1.1 // calls an admission
 				if name == "all" {

@@ -104,13 +104,9 @@ func TestChain(t *testing.T) {
 	bucket := func(n int64) throttle.Tier {
 		return throttle.Tier{Limit: n, Window: sec, Algorithm: throttle.TokenBucket, Burst: max(5, n/5)}
 	}
-	kinds, trips, fleets := []string{"apart", "shared", "outer in process"}, []time.Duration{ms, 80 * ms}, []int{3, 20}
-	if soak.Times(5) == 1 {
-		trips, fleets = trips[:1], fleets[:1]
-	}
-	for _, kind := range kinds {
-		for _, trip := range trips {
-			for _, processes := range fleets {
+	for _, kind := range []string{"apart", "shared", "outer in process"} {
+		for _, trip := range []time.Duration{ms, 80 * ms} {
+			for _, processes := range []int{3, 20} {
 				if kind == "outer in process" {
 					processes = max(2, processes/4) // each with at least 2/s
 				}
@@ -123,7 +119,7 @@ func TestChain(t *testing.T) {
 				} {
 					c := chainCell{kind, tiers[0], tiers[1], trip, processes}
 					t.Run(c.String(), func(t *testing.T) {
-						soak.Sample(t, 4)
+						soak.Sample(t, 16)
 						t.Parallel()
 						c.check(t, c.play(t, 40*sec))
 					})

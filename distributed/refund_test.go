@@ -43,13 +43,9 @@ func TestConflictsLoseNothing(t *testing.T) {
 	t.Parallel()
 	for _, n := range nestings {
 		for name, guard := range map[string]time.Duration{"the usual guard": 0, "NoGuard": throttle.NoGuard, "AutoGuard": throttle.AutoGuard} {
-			algorithms := []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow, throttle.FixedWindow, throttle.WeightedWindow, throttle.AnchoredWindow}
-			if testing.Short() {
-				algorithms = algorithms[:1]
-			}
-			for _, a := range algorithms {
+			for _, a := range []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow, throttle.FixedWindow, throttle.WeightedWindow, throttle.AnchoredWindow} {
 				t.Run(fmt.Sprintf("%s, %s, %v", n.name, name, a), func(t *testing.T) {
-					soak.Sample(t, 4)
+					soak.Sample(t, 8)
 					t.Parallel()
 					bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 						c := playConflicts(t, s, n, guard, per(24*hour, 10_000, a), nil)
