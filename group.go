@@ -17,10 +17,15 @@ type GroupOptions struct {
 
 	// Shared reports that a quota lies inside several others, as a limit of all writes lies inside
 	// the limits of two APIs. A caller that waits for one of the outer quotas then does not hold up
-	// callers inside another. A refusal that is not wide, and whose unit the shared quota does not
-	// count, pauses the quota around the shared one. If false, all calls for a key should pass the same outer Limiter
-	// to Within.
+	// callers inside another. If false, all calls for a key should pass the same outer Limiter to
+	// Within.
 	Shared bool
+
+	// Blamed reports that a refusal which is not wide pauses a Shared quota, as it does one that is not
+	// Shared: the quota of an account that sends from several addresses, for example. If false, a
+	// refusal that is not wide, and whose unit the shared quota does not count, pauses the quota around
+	// the shared one.
+	Blamed bool
 }
 
 // A Group keeps one quota per key under one policy: for example per host, API key or account. Call
@@ -49,7 +54,7 @@ func NewGroup(p Policy, s Store, o GroupOptions) (*Group, error) {
 	if o.MaxKeys < 0 {
 		return nil, c.Errorf("MaxKeys is %d: it must be at least 0", o.MaxKeys)
 	}
-	return &Group{admit.NewGroup(c, o.MaxKeys, o.Shared, pathOf)}, nil
+	return &Group{admit.NewGroup(c, admit.GroupOptions(o), pathOf)}, nil
 }
 
 // For returns the Limiter of a key, never nil. It does not block. If it cannot open a quota, every

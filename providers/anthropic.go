@@ -144,10 +144,13 @@ func (a *anthropic) family(req *http.Request) (family string, counts bool) {
 	fields := a.bodies.Read(req).Fields
 	family, fast := familyOf(fields["model"]), ""
 	if fields["speed"] == "fast" {
-		fast = "-fast"
+		fast = fastMode
 	}
 	return family + fast, true
 }
+
+// fastMode follows the family in the key of its fast mode.
+const fastMode = "-fast"
 
 func familyOf(model string) (family string) {
 	version := ""

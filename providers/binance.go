@@ -14,7 +14,7 @@ import (
 
 var binancePreset = Preset{Name: "binance", Constructor: "Binance()", kind: "Exchanges and blockchains", New: Binance}
 
-// Binance is the Spot REST API of Binance, with the limits of one IP address and one account. An IP
+// Binance is the Spot REST API of Binance, with the limits of an IP address and of its accounts. An IP
 // address has a weight of 6,000 a minute and 300,000 requests in 5 minutes; an account has 100
 // orders in 10 seconds and 200,000 a day. The limits of your account are in rateLimits of GET
 // /api/v3/exchangeInfo.
@@ -39,8 +39,8 @@ var binancePreset = Preset{Name: "binance", Constructor: "Binance()", kind: "Exc
 // in its Base, is always fresh.
 //
 // A client that continues after a 429 is banned for 2 minutes to 3 days. Therefore a 429 for weight
-// pauses all requests of the address. After a ban, callers get throttle.ErrBanned with the time
-// when the ban ends. After the last order of a day they get it, too, and one order tries after each
+// pauses all requests of the address, whatever their account. After a ban of the address, its callers
+// get throttle.ErrBanned with the time when the ban ends. After the last order of a day they get it, too, and one order tries after each
 // Policy.MaxPause.
 //
 // The test networks and api.binance.us have quotas of their own. For testnet.binance.vision, set
@@ -52,11 +52,11 @@ func Binance() Provider {
 		Scopes: []Scope{
 			some("orders", binancePage, when(func(req *http.Request) bool { return binanceOrders(req) > 0 }),
 				fixed(100, 10*time.Second, "orders"), fixed(200_000, 24*time.Hour, "orders")),
-			some("sapi", "https://developers.binance.com/docs/margin_trading/general-info", binanceSAPI,
-				fixed(12_000, time.Minute, "sapi-ip"), fixed(180_000, time.Minute, "sapi-uid")),
-			some("weight", binancePage, when(func(req *http.Request) bool { return cost(req)["weight"] > 0 && !binanceTrades(req) }),
-				fixed(6_000, time.Minute, "weight")),
-			every("address", binancePage, fixed(300_000, 5*time.Minute, "")),
+			some("sapi", binanceSAPIPage, binanceSAPI, fixed(180_000, time.Minute, "sapi-uid")),
+			byAddress(some("sapi-ip", binanceSAPIPage, binanceSAPI, fixed(12_000, time.Minute, "sapi-ip"))),
+			byAddress(some("weight", binancePage, when(func(req *http.Request) bool { return cost(req)["weight"] > 0 && !binanceTrades(req) }),
+				fixed(6_000, time.Minute, "weight"))),
+			byAddress(every("address", binancePage, fixed(300_000, 5*time.Minute, ""))),
 		},
 		Cost: func(req *http.Request) throttle.Cost {
 			c := cost(req)
@@ -94,6 +94,8 @@ func BinanceUS() Provider {
 	return p
 }
 
+const binanceSAPIPage = "https://developers.binance.com/docs/margin_trading/general-info"
+
 const binancePage = "https://github.com/binance/binance-spot-api-docs/blob/a5e0bc3/rest-api.md"
 
 // binanceProfile returns what the spot and the futures APIs have in common, with further quotas.
@@ -109,7 +111,7 @@ func binanceProfile(quotas ...answers.Quota) answers.Profile {
 			{Status: refused, Path: "msg", Text: "*banned until*", Kind: answers.Banned, Delay: []answers.Field{ban}, Wide: true},
 			{Status: refused, Path: "msg", Text: "*orders per 1 DAY*", Kind: answers.Limited, Until: "UTC", Reason: "orders"},
 			{Status: refused, Path: "code", Text: "-1015", Kind: answers.Limited, Reason: "orders"},
-			{Status: refused, Header: "X-Sapi-Used-Ip-Weight-1m", Kind: answers.Limited, Wait: time.Minute, Reason: "sapi"},
+			{Status: refused, Header: "X-Sapi-Used-Ip-Weight-1m", Kind: answers.Limited, Wait: time.Minute, Unit: "sapi-ip", Reason: "sapi"},
 			{Status: refused, Header: "X-Sapi-Used-Uid-Weight-1m", Kind: answers.Limited, Wait: time.Minute, Reason: "sapi"},
 			{Status: refused, Path: "msg", Text: "*current request has limited*", Kind: answers.Limited, Wait: time.Minute, Reason: "sapi"},
 			{Status: refused, Kind: answers.Limited, Wait: time.Minute, Wide: true}, // weight counts by the minute

@@ -39,8 +39,8 @@ func BinanceFutures() Provider {
 		Scopes: []Scope{
 			some("orders", page, perHost(func(req *http.Request) bool { return binanceFuturesOrders(req) > 0 }),
 				fixed(300, 10*time.Second, "orders-10s"), fixed(1_200, time.Minute, "orders-1m")),
-			some("funding", funding, perHost(binanceFunding), fixed(500, 5*time.Minute, "")),
-			some("address", page, perHost(func(*http.Request) bool { return true }), fixed(2_400, time.Minute, "weight")),
+			byAddress(some("funding", funding, perHost(binanceFunding), fixed(500, 5*time.Minute, ""))),
+			byAddress(some("address", page, perHost(func(*http.Request) bool { return true }), fixed(2_400, time.Minute, "weight"))),
 		},
 		Cost: func(req *http.Request) throttle.Cost {
 			c := throttle.Cost{"weight": binanceFuturesWeight(req)}

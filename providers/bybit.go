@@ -67,7 +67,7 @@ func Bybit() Provider {
 		},
 	}
 	p.Scopes = append(p.Scopes, bybitLimits.scopes(page, "calls", bybitEndpoint)...)
-	p.Scopes = append(p.Scopes, every("address", page, throttle.Tier{Limit: 600, Window: 5 * time.Second}))
+	p.Scopes = append(p.Scopes, byAddress(every("address", page, throttle.Tier{Limit: 600, Window: 5 * time.Second})))
 	return p
 }
 

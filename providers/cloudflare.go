@@ -16,11 +16,11 @@ var cloudflarePreset = Preset{Name: "cloudflare", Constructor: "Cloudflare()", k
 // An IP address has 200 a second, and GraphQL has 300 queries in 5 minutes. Cloudflare doesn't
 // document the kind of window, so windows roll.
 //
-// Responses report how much is left. A refusal that names no wait pauses all requests, or GraphQL
-// alone, for 5 minutes, because Cloudflare blocks calls for that time. Cloudflare also limits
+// Responses report how much is left. A refusal pauses the user's requests, or GraphQL alone, for 5
+// minutes if it names no wait, because Cloudflare blocks calls for that time. Cloudflare also limits
 // GraphQL by the cost of queries and by account and zone. A refusal of one account or of too large
-// a query pauses nothing. After too many failed logins the quota is closed with throttle.ErrBanned
-// for the Policy.MaxPause of the scope "user".
+// a query pauses nothing. After too many failed logins the address is closed with throttle.ErrBanned
+// for the Policy.MaxPause of the scope "address".
 func Cloudflare() Provider {
 	const page, graphql = "https://developers.cloudflare.com/fundamentals/api/reference/limits", "https://developers.cloudflare.com/analytics/graphql-api/limits"
 	const block, text = 5 * time.Minute, "errors.*.message"
@@ -28,7 +28,8 @@ func Cloudflare() Provider {
 		Name: "cloudflare",
 		Scopes: []Scope{
 			some("graphql", graphql, when(cloudflareGraphQL), throttle.Tier{Limit: 300, Window: block, Unit: "queries"}),
-			every("user", page, throttle.Tier{Limit: 1_200, Window: block}, throttle.PerSecond(200)),
+			every("user", page, throttle.Tier{Limit: 1_200, Window: block}),
+			byAddress(every("address", page, throttle.PerSecond(200))),
 		},
 		Cost: costsOne("queries", when(cloudflareGraphQL)),
 		Profile: answers.Profile{
@@ -38,13 +39,13 @@ func Cloudflare() Provider {
 				Reset:     answers.Field{Header: "Ratelimit", After: ";t=", Format: answers.Seconds},
 			}},
 			Rules: []answers.Rule{
-				{Status: http.StatusTooManyRequests, Path: "errors.*.code", Text: "10502", Kind: answers.Banned, Reason: "authentication failures"},
+				{Status: http.StatusTooManyRequests, Path: "errors.*.code", Text: "10502", Kind: answers.Banned, Wide: true, Reason: "authentication failures"},
 				{Status: http.StatusTooManyRequests, Path: text, Text: "query consumed excessive resources*", Kind: answers.Other},
 				{Status: http.StatusTooManyRequests, Path: text, Text: "*has exceeded its rate limit*", Kind: answers.Other},
 				{Status: http.StatusTooManyRequests, Path: text, Text: "rate limiter budget depleted*", Kind: answers.Limited, Wait: block},
 				{Method: http.MethodPost, Status: http.StatusOK, Path: text, Text: "rate limiter budget depleted*", Kind: answers.Limited, Wait: block},
 				{Status: http.StatusServiceUnavailable, Path: text, Text: "too many queries in progress*", Kind: answers.Limited},
-				{Status: http.StatusTooManyRequests, Kind: answers.Limited, Wait: block, Wide: true},
+				{Status: http.StatusTooManyRequests, Kind: answers.Limited, Wait: block},
 			},
 		},
 		Hosts: []string{"api.cloudflare.com"},

@@ -15,7 +15,7 @@ var coinbaseExchangePreset = Preset{Name: "coinbase-exchange", Constructor: "Coi
 // CoinbaseExchange is the REST API of Coinbase Exchange, with the limits of one IP address and one
 // profile. Public requests have a token bucket for each address. Private requests, which have a
 // CB-ACCESS-KEY, have one for each profile, and /fills and /loans have others. The client is assumed
-// to use one address and one profile.
+// to use one profile; for several, let Provider.Account return their names.
 //
 // Coinbase doesn't document the size of the bucket of /loans, so a second rolls there. Responses
 // report no limits. A signed request is valid for 30 seconds. One that would have to wait longer
@@ -37,7 +37,7 @@ func CoinbaseExchange() Provider {
 			some("fills", page, when(fills), bucket(10, time.Second, 20)),
 			some("loans", page, when(loans), throttle.PerSecond(10)),
 			some("profile", page, when(func(req *http.Request) bool { return private(req) && !fills(req) && !loans(req) }), bucket(15, time.Second, 30)),
-			some("address", page, when(func(req *http.Request) bool { return !private(req) }), bucket(10, time.Second, 15)),
+			byAddress(some("address", page, when(func(req *http.Request) bool { return !private(req) }), bucket(10, time.Second, 15))),
 		},
 		SendBy: coinbaseSendBy,
 		Hosts:  []string{"api.exchange.coinbase.com"},
@@ -52,9 +52,9 @@ var coinbaseAppPreset = Preset{Name: "coinbase-app", Constructor: "CoinbaseApp()
 //
 // The app's API allows 10,000 requests an hour for an API key, or for each user who has authorized
 // an OAuth app. Advanced Trade allows a user 30 private requests a second, and an IP address 10
-// public ones: the time and the paths below market. The client is assumed to be one key, one user
-// and one address; for several users, set the Key of the scopes "key" and "user". Coinbase doesn't
-// document the kind of window, so the hour and the seconds roll.
+// public ones: the time and the paths below market. The client is assumed to be one key and one user;
+// for several, let Provider.Account return their names. Coinbase doesn't document the kind of window,
+// so the hour and the seconds roll.
 //
 // Responses of Advanced Trade report how many requests are left. A refusal names no wait. It pauses
 // its own scope only.
@@ -71,7 +71,7 @@ func CoinbaseApp() Provider {
 	return Provider{
 		Name: "coinbase-app",
 		Scopes: []Scope{
-			some("address", advanced, when(public), throttle.PerSecond(10)),
+			byAddress(some("address", advanced, when(public), throttle.PerSecond(10))),
 			some("user", advanced, when(private), throttle.PerSecond(30)),
 			some("key", "https://docs.cdp.coinbase.com/coinbase-app/api-architecture/rate-limiting", when(app), throttle.PerHour(10_000)),
 		},

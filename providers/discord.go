@@ -23,7 +23,8 @@ var discordPreset = Preset{Name: "discord", Constructor: "Discord()", kind: "Mes
 // Discord bans an IP address after 10,000 invalid requests in 10 minutes. A request is invalid if its
 // response is a 401, a 403, or a 429 that others have not caused. One that gets no response counts as
 // invalid. After 10,000 all requests wait until the window allows more. The limiter counts only what
-// passes through it: bots of one address need a shared store and one Name to count together.
+// passes through it: bots of one address count together if they share a store and the Provider.Name,
+// and Provider.Account names them.
 //
 // A 429 of a resource's own limit, which others may have used up, reports a longer wait than the
 // bucket does. The longer wait counts. A block of the IP address, which names no wait, closes all
@@ -37,7 +38,7 @@ func Discord() Provider {
 			some("route", page, func(req *http.Request) (string, bool) { return discordRoute(req), true },
 				throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency}),
 			some("bot", page, when(func(req *http.Request) bool { return !discordInteraction(req) }), throttle.PerSecond(50)),
-			every("address", page, throttle.Tier{Limit: 10_000, Window: 10 * time.Minute, Unit: "invalid", Estimated: true}),
+			byAddress(every("address", page, throttle.Tier{Limit: 10_000, Window: 10 * time.Minute, Unit: "invalid", Estimated: true})),
 		},
 		Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"invalid": 1} }, // until the response is in
 		Profile: answers.Profile{

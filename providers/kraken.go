@@ -37,8 +37,8 @@ func Kraken() Provider {
 		Scopes: []Scope{
 			some("pair", engine, krakenPair,
 				throttle.Tier{Limit: 1, Window: time.Second, Algorithm: throttle.LeakyBucket, Burst: 60, Unit: "engine"}),
-			some("public", "https://support.kraken.com/articles/206548367", krakenPublic,
-				throttle.Tier{Limit: 1, Window: time.Second, Algorithm: throttle.LeakyBucket, Burst: 30}),
+			byAddress(some("public", "https://support.kraken.com/articles/206548367", krakenPublic,
+				throttle.Tier{Limit: 1, Window: time.Second, Algorithm: throttle.LeakyBucket, Burst: 30})),
 			some("key", page, when(func(req *http.Request) bool { return krakenCalls(req) > 0 }),
 				throttle.Tier{Limit: 33, Window: 100 * time.Second, Algorithm: throttle.LeakyBucket, Burst: 15}),
 		},

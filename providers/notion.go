@@ -16,9 +16,11 @@ var notionPreset = Preset{Name: "notion", Constructor: "Notion()", kind: "Code a
 //
 // A 529 asks for a wait like a 429.
 func Notion() Provider {
+	connection := every("connection", "https://developers.notion.com/reference/request-limits", throttle.PerMinute(180))
+	connection.Per = PerToken
 	return Provider{
 		Name:   "notion",
-		Scopes: []Scope{every("connection", "https://developers.notion.com/reference/request-limits", throttle.PerMinute(180))},
+		Scopes: []Scope{connection},
 		Profile: answers.Profile{
 			Reasons: []answers.Field{{Path: "additional_data.rate_limit_reason"}},
 			Rules:   []answers.Rule{{Status: 529, Kind: answers.Limited, Reason: "service_overload"}},

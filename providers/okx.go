@@ -13,14 +13,14 @@ import (
 
 var okxPreset = Preset{Name: "okx", Constructor: "OKX()", kind: "Exchanges and blockchains", New: OKX}
 
-// OKX is the V5 API of OKX, with the limits of one IP address and one sub-account. Each endpoint
+// OKX is the V5 API of OKX, with the limits of an IP address and of a sub-account. Each endpoint
 // has a quota in 2 seconds, by OKX's documentation. It is for a user, or for an IP address if the
 // endpoint is public. Placing, amending and canceling orders have 60 for each instrument, or 300
 // orders in batches; options count by family. An endpoint that the table here lacks has 5. A
 // sub-account also has 1,000 new and amended orders of derivatives in 2 seconds. OKX doesn't
 // document whether the seconds roll, so they do.
 //
-// The scopes of endpoints are named for their limits, such as "60/2s". Instruments are read from
+// The scopes of endpoints are named for their limits, such as "60/2s" and "public 20/2s". Instruments are read from
 // the request's body. Orders without a readable instrument share one quota, as do batches for
 // several instruments. A batch of one order counts as a single order, and one that can't be read as
 // 20, as many as a batch can have. GET /api/v5/trade/account-rate-limit reports the limit of a VIP
@@ -53,9 +53,24 @@ func OKX() Provider {
 		}},
 		Hosts: []string{"www.okx.com", "my.okx.com", "tr.okx.com", "www.okex.com"},
 	}
-	p.Scopes = append(okxLimits.scopes(page, "", okxEndpoint), some("orders", orders, when(func(req *http.Request) bool { return okxOrders(req) > 0 }),
+	for _, public := range okxLimits.scopes(page, "", okxEndpoint(true)) {
+		public.Name = "public " + public.Name
+		p.Scopes = append(p.Scopes, byAddress(public))
+	}
+	p.Scopes = append(p.Scopes, okxLimits.scopes(page, "", okxEndpoint(false))...)
+	p.Scopes = append(p.Scopes, some("orders", orders, when(func(req *http.Request) bool { return okxOrders(req) > 0 }),
 		throttle.Tier{Limit: 1_000, Window: window, Unit: "orders"}))
 	return p
+}
+
+// okxPublic reports whether an endpoint is public, so that OKX counts an IP address.
+func okxPublic(path string) bool {
+	area, _, _ := strings.Cut(path, "/")
+	switch area {
+	case "market", "public", "system", "rubik":
+		return true
+	}
+	return strings.Contains(path, "/public-")
 }
 
 // okxLimits are the limits of endpoints, from OKX's documentation and ccxt's table
@@ -149,14 +164,17 @@ func okxInstruments(req *http.Request, most int) []string {
 	return instruments
 }
 
-// okxEndpoint returns the path of a request, and its key.
-func okxEndpoint(req *http.Request) (path, key string, limited bool) {
-	path, instruments := okxPath(req)
-	key = req.Method + " " + path
-	if of := slices.Compact(instruments); len(of) == 1 {
-		key += " " + of[0]
+// okxEndpoint returns a function for the public or the private endpoints, which returns the path of a
+// request, and its key.
+func okxEndpoint(public bool) func(*http.Request) (path, key string, limited bool) {
+	return func(req *http.Request) (path, key string, limited bool) {
+		path, instruments := okxPath(req)
+		key = req.Method + " " + path
+		if of := slices.Compact(instruments); len(of) == 1 {
+			key += " " + of[0]
+		}
+		return path, key, okxPublic(path) == public
 	}
-	return path, key, true
 }
 
 // okxOrders returns the number of orders that a request places or amends and that count for the

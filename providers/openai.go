@@ -120,11 +120,18 @@ func openAIModel(bodies *prompt.Reader) func(*http.Request) (string, bool) {
 		if _, stores := openAIVectorStore(req); stores {
 			return "", false
 		}
-		if model, counts = named(req); strings.HasPrefix(model, "ft:") {
-			model, _, _ = strings.Cut(model[len("ft:"):], ":")
-		}
-		return snapshot.ReplaceAllString(model, ""), counts
+		model, counts = named(req)
+		return openAIBase(model), counts
 	}
+}
+
+// openAIBase returns the model whose limits count for a model: that which it is fine-tuned from, without
+// the date of its snapshot.
+func openAIBase(model string) string {
+	if tuned, ok := strings.CutPrefix(model, "ft:"); ok {
+		model, _, _ = strings.Cut(tuned, ":")
+	}
+	return snapshot.ReplaceAllString(model, "")
 }
 
 var snapshot = regexp.MustCompile(`-(\d{4}-\d{2}-\d{2}|\d{4})$`)

@@ -191,11 +191,11 @@ func pageSection(c constructor) string {
 			if page := fmt.Sprintf("[%s](%s)", pageName(s.Page), s.Page); !slices.Contains(pages[s.Read], page) {
 				pages[s.Read] = append(pages[s.Read], page)
 			}
-			if s.Name[0] >= '0' && s.Name[0] <= '9' {
+			if first := strings.TrimPrefix(s.Name, "public ")[0]; first >= '0' && first <= '9' {
 				named = append(named, s.Name)
 				continue
 			}
-			fmt.Fprintf(&b, "- %s: %s\n", s.Name, limits(s.Policy))
+			fmt.Fprintf(&b, "- %s: %s%s\n", s.Name, limits(s.Policy), counted[s.Per])
 		}
 		if named != nil {
 			b.WriteString(wrap("- as their names say: " + strings.Join(named, ", ")))
@@ -210,6 +210,9 @@ func pageSection(c constructor) string {
 	}
 	return b.String()
 }
+
+// counted says whose requests a scope counts, if not those of an account.
+var counted = map[Per]string{PerAddress: " for an IP address", PerToken: " for the credentials"}
 
 // pageName returns a short name of a page: its host and the last part of its path.
 func pageName(page string) string {

@@ -73,11 +73,18 @@ type Provider struct {
 	Hosts []string
 
 	// Account returns a name for the account whose quotas count a request, such as the id of a
-	// workspace or of an app's installation. Every scope has separate quotas for each account.
-	// Don't use a credential as it is. If nil, all requests are of one account.
+	// workspace or of an app's installation. Every scope that counts accounts has separate quotas for
+	// each; see Scope.Per. Don't use a credential as it is. If nil, all requests are of one account.
 	Account func(*http.Request) string
 
-	// MaxKeys is how many quotas each scope keeps; see throttle.Group. If zero, there is no bound.
+	// Address returns a name for the IP address that a request comes from, as the provider sees it. Set
+	// it if clients on one store have different addresses: the hosts of a fleet, or one process behind
+	// several proxies. Scopes that count addresses then have separate quotas for each, and all others
+	// are still shared. If nil, all clients on a store are taken to have one address.
+	Address func(*http.Request) string
+
+	// MaxKeys is how many quotas each scope keeps; see throttle.Group. Requests name keys, so that
+	// there is always a bound. If zero, 100,000.
 	MaxKeys int
 
 	// Observer receives the events of requests, for every scope whose Policy has no Observer. If nil,
@@ -105,6 +112,13 @@ type Scope struct {
 	// in one quota.
 	Key func(*http.Request) (key string, counts bool)
 
+	// Per says whose requests the scope counts together. If zero, PerAccount.
+	Per Per
+
+	// Models are the limits of single models, or of other keys, instead of those of the Policy. If nil,
+	// all keys have the limits of the Policy.
+	Models *Models
+
 	// Shared reports that a key has one quota inside all quotas of the outer scopes: one limit of
 	// all writes over two APIs, for example. A request that waits for one outer quota does not delay
 	// requests of another. A refusal that is not wide pauses the scope around. If false, a key has a
@@ -117,6 +131,16 @@ type Scope struct {
 	// Read is the day when Page was read, as 2006-01-02.
 	Read string
 }
+
+// A Per says whose requests a Scope counts together.
+type Per int
+
+const (
+	PerAccount Per = iota // those of an account; see Provider.Account
+	PerAddress            // those of an IP address, of all accounts; see Provider.Address
+	PerToken              // those of the credentials in the header Authorization, of which only a hash is kept
+	pers                  // the number of them
+)
 
 // Scope returns the scope with this name, which the caller may change, or nil if there is none.
 func (p Provider) Scope(name string) *Scope {
@@ -141,24 +165,15 @@ func (p Provider) Client(s throttle.Store) (*http.Client, error) {
 // Transport returns a transport that keeps to the provider's limits. To replace
 // http.DefaultTransport, set its Base. The error names every scope with an invalid policy.
 func (p Provider) Transport(s throttle.Store) (*throttle.Transport, error) {
-	r := router{hosts: p.Hosts, account: p.Account, tokens: p.Tokens}
+	r := p.router()
 	var errs []error
 	for i, scope := range p.Scopes {
-		if scope.Shared && i == len(p.Scopes)-1 {
-			errs = append(errs, fmt.Errorf("providers: %s: scope %q: Shared is true, but no scope is around it: list it before those that it lies in", p.Name, scope.Name))
-		}
-		if scope.Policy.Name == "" {
-			scope.Policy.Name = p.Name + "/" + scope.Name
-		}
-		if scope.Policy.Observer == nil {
-			scope.Policy.Observer = p.Observer
-		}
-		g, err := throttle.NewGroup(scope.Policy, s, throttle.GroupOptions{MaxKeys: p.MaxKeys, Shared: scope.Shared})
+		routed, err := p.open(i, s)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("providers: %s: scope %q: %w", p.Name, scope.Name, err))
-			continue
 		}
-		r.scopes = append(r.scopes, routedScope{scope.Name, scope.Policy.Name, g, scope.Shared, scope.Key})
+		r.scopes = append(r.scopes, routed)
+		r.countsTokens = r.countsTokens || scope.Per == PerToken
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
@@ -193,61 +208,6 @@ func (p Provider) Transport(s throttle.Store) (*throttle.Transport, error) {
 //
 // The weights are fitted to the texts of bench/tokens_test.go, which asserts these ratios.
 func Tokens(text string) int64 { return prompt.Tokens(text) }
-
-// A router finds the quotas of a request.
-type router struct {
-	hosts   []string
-	scopes  []routedScope              // inner first
-	account func(*http.Request) string // Provider.Account
-	tokens  func(string) int64         // Provider.Tokens
-}
-
-// A routedScope is a scope with its quotas.
-type routedScope struct {
-	name   string
-	policy string
-	group  *throttle.Group
-	shared bool
-	key    func(*http.Request) (string, bool)
-}
-
-// route returns the limiter of the innermost scope in which the request counts. It is inside the
-// limiters of the outer scopes. If the request counts in no scope, route returns nil. An inner
-// quota belongs to one outer quota, so its key begins with the account and the keys of the outer
-// scopes. Before that it has the whole key of the outermost quota, by which package distributed keeps
-// both in one slot of a Cluster. The key of a shared quota begins with the account alone.
-func (r *router) route(req *http.Request) (l *throttle.Limiter) {
-	if !serves(r.hosts, hostOf(req)) {
-		return nil
-	}
-	req = prompt.WithTokens(req, r.tokens)
-	account := ""
-	if r.account != nil {
-		account = fmt.Sprintf("account=%q ", r.account(req))
-	}
-	names, outermost := account, ""
-	for i := len(r.scopes) - 1; i >= 0; i-- {
-		scope, key := &r.scopes[i], ""
-		if scope.key != nil {
-			var counts bool
-			if key, counts = scope.key(req); !counts {
-				continue
-			}
-		}
-		name := fmt.Sprintf("%s=%q ", scope.name, key)
-		names += name
-		if key = outermost + names; scope.shared {
-			key = account + name
-		}
-		if l == nil {
-			l = scope.group.For(key)
-			outermost = scope.policy + "\x00" + key + "\x01"
-		} else {
-			l = scope.group.Within(key, l)
-		}
-	}
-	return l
-}
 
 // serves reports whether host, as hostOf returns it, is one of a provider's Hosts.
 func serves(hosts []string, host string) bool {

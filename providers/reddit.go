@@ -32,7 +32,7 @@ func Reddit() Provider {
 			some("write", page, redditWrite, fixed(1_000, 10*time.Minute, "writes")),
 			some("oauth", page, when(redditOAuth), fixed(1_000, 10*time.Minute, "")),
 			some("token", code, when(redditToken), fixed(300, 5*time.Minute, "")),
-			some("web", wiki, when(func(req *http.Request) bool { return !redditOAuth(req) && !redditToken(req) }), throttle.Tier{Limit: 1, Window: 2 * time.Second}),
+			byAddress(some("web", wiki, when(func(req *http.Request) bool { return !redditOAuth(req) && !redditToken(req) }), throttle.Tier{Limit: 1, Window: 2 * time.Second})),
 		},
 		Cost: costsOne("writes", redditWrite),
 		Profile: answers.Profile{

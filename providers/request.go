@@ -37,6 +37,12 @@ func some(name, page string, key func(*http.Request) (string, bool), tiers ...th
 	return s
 }
 
+// byAddress returns a scope that counts the requests of an IP address, of all accounts.
+func byAddress(s Scope) Scope {
+	s.Per = PerAddress
+	return s
+}
+
 // when returns the Key of a scope with one quota for the requests for which counts is true.
 func when(counts func(*http.Request) bool) func(*http.Request) (string, bool) {
 	return func(req *http.Request) (string, bool) { return "", counts(req) }

@@ -301,13 +301,13 @@ func (a *Admission) StartTiming() {
 	})
 }
 
-// Own returns the charge in the innermost scope that is not shared. A refusal says nothing about the
-// other requests that a shared scope counts.
+// Own returns the charge in the innermost scope that is not blameless. A refusal says nothing about the
+// other requests that a blameless scope counts.
 func (a *Admission) Own() *Charge {
-	if !a.Charged() || !a.Scope.shared {
+	if !a.Charged() || !a.Scope.blameless {
 		return &a.Charge
 	}
-	if i := slices.IndexFunc(a.outer, func(c Charge) bool { return !c.Scope.shared }); i >= 0 {
+	if i := slices.IndexFunc(a.outer, func(c Charge) bool { return !c.Scope.blameless }); i >= 0 {
 		return &a.outer[i]
 	}
 	return &a.Charge

@@ -14,8 +14,7 @@ import (
 // would. A quota of this process that still counts something is parked, as a few bytes.
 type Group[L any] struct {
 	pathOf  func(*L) *Path
-	maxKeys int     // zero if there is no bound
-	shared  bool    // each key lies inside several others
+	options GroupOptions
 	nesting nesting // of the Paths of the keys
 
 	mu       sync.Mutex // guards all below
@@ -50,9 +49,16 @@ const (
 // dropped is added to the number of calls that use a scope when the scope is dropped.
 const dropped = math.MinInt32 / 2
 
+// GroupOptions are the options of a Group.
+type GroupOptions struct {
+	MaxKeys int  // zero if there is no bound
+	Shared  bool // each key lies inside several others
+	Blamed  bool // a refusal that is not wide pauses a Shared quota
+}
+
 // NewGroup returns a Group of a policy.
-func NewGroup[L any](c *Policy, maxKeys int, shared bool, pathOf func(*L) *Path) *Group[L] {
-	g := &Group[L]{pathOf: pathOf, maxKeys: maxKeys, shared: shared, entries: make(map[string]*entry[L])}
+func NewGroup[L any](c *Policy, o GroupOptions, pathOf func(*L) *Path) *Group[L] {
+	g := &Group[L]{pathOf: pathOf, options: o, entries: make(map[string]*entry[L])}
 	g.nesting.group = g
 	g.setCompiled(c)
 	g.recent.prev, g.recent.next = &g.recent, &g.recent
@@ -114,7 +120,7 @@ func (g *Group[L]) Within(key string, outer *Path) *L {
 		if p.Nest(g.pathOf(&e.limiter), outer); p.err != nil {
 			return l
 		}
-		if g.shared && n.last != nil {
+		if g.options.Shared && n.last != nil {
 			g.keep(n, l)
 		}
 	}
@@ -227,12 +233,12 @@ func (g *Group[L]) entry(key string) (*entry[L], error) {
 		return e, nil
 	}
 	g.sweep(sweepOne, false)
-	if g.maxKeys == 0 || len(g.entries) < g.maxKeys {
+	if g.options.MaxKeys == 0 || len(g.entries) < g.options.MaxKeys {
 		g.credit = len(g.entries)
 	} else {
 		g.credit = min(len(g.entries), g.credit+sweepFull)
 		g.credit -= g.sweep(g.credit, true)
-		if len(g.entries) >= g.maxKeys {
+		if len(g.entries) >= g.options.MaxKeys {
 			return nil, g.compiled.refuse(TooManyKeys, -1, 0)
 		}
 	}
@@ -315,7 +321,7 @@ func (g *Group[L]) setCompiled(c *Policy) {
 func (g *Group[L]) openScope(c *Policy, key string) (*Scope, error) {
 	s, err := openScope(c, c.Name+"\x00"+key)
 	if err == nil {
-		s.grouped, s.shared = true, g.shared
+		s.grouped, s.shared, s.blameless = true, g.options.Shared, g.options.Shared && !g.options.Blamed
 	}
 	return s, err
 }

@@ -24,8 +24,10 @@ type Scope struct {
 	learned atomic.Pointer[rtt.Estimator] // the estimator of the guard; nil until a guard is learned
 	uses    atomic.Int32                  // calls and permits in progress; negative once the Group has dropped the scope
 	grouped bool                          // a Group keeps the scope
-	shared  bool                          // Group.shared
+	shared  bool                          // GroupOptions.Shared
 	handled bool                          // Paths other than that of its entry have the scope
+	// A refusal that is not wide pauses a scope around a blameless one.
+	blameless bool
 
 	mu   sync.Mutex // guards handled and all below
 	rare *rareState // nil until it is needed; see Scope.rareState

@@ -1,0 +1,258 @@
+package providers
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/apithrottle/throttle"
+)
+
+// Models are the limits of single models: the tiers of each pattern of names. Set them as the Models
+// of a Scope whose Key is a model, a family of models, a deployment, or anything else:
+//
+//	p := providers.OpenAI(500, 30_000) // the other models
+//	large := providers.OpenAI(5_000, 800_000).Scope("model").Policy.Tiers
+//	small := providers.OpenAI(10_000, 10_000_000).Scope("model").Policy.Tiers
+//	p.Scope("model").Models = providers.NewModels(map[string][]throttle.Tier{"gpt-4o*": large, "gpt-4o-mini*": small})
+//
+// In a pattern, * stands for any text and ? for one character, as for path.Match. Several patterns
+// that share one limit are joined by a |: "claude-opus-4-5|claude-opus-4-6". Of the patterns that match
+// a name, the one with the most other characters wins, so gpt-4o-mini is not of gpt-4o*. All names of
+// a pattern share one quota, and all names that no pattern matches share one with the limits of the
+// Policy. So there are never more quotas than patterns, whatever names requests contain.
+//
+// Models are safe for concurrent use, as long as the field Most is not changed. Scopes that have the
+// same Models change together.
+type Models struct {
+	// Most bounds the tiers that Set accepts, by pattern. A tier is lowered to that of Most with the
+	// same Unit and Window, or Period. A tier that only Most has is added. If nil, there is no bound.
+	Most map[string][]throttle.Tier
+
+	mu     sync.Mutex // guards all below, and is held during Set
+	limits map[string][]throttle.Tier
+	users  []*byModel
+}
+
+// NewModels returns the limits of models. Provider.Transport reports tiers that are not valid.
+func NewModels(limits map[string][]throttle.Tier) *Models { return &Models{limits: clone(limits)} }
+
+// Limits returns the limits in force.
+func (m *Models) Limits() map[string][]throttle.Tier {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return clone(m.limits)
+}
+
+// Set replaces the limits, also of requests that wait. What has been used still counts, as with
+// throttle.Limiter.SetPolicy. Requests that wait for the quota of a pattern that is gone keep its
+// limits; later requests have the limits of another pattern or of the Policy.
+//
+// If a tier or a pattern is not valid, Set changes nothing and the error names it. With a shared store
+// Set blocks for one call for each pattern. If the store can't change some quotas, these keep their
+// limits, and the error contains the reasons.
+func (m *Models) Set(ctx context.Context, limits map[string][]throttle.Tier) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	limits, err := m.bounded(limits)
+	if err != nil {
+		return fmt.Errorf("providers: %w", err)
+	}
+	next := make([]*modelTable, len(m.users))
+	for i, u := range m.users {
+		if next[i], err = u.table(limits); err != nil {
+			return fmt.Errorf("providers: %w", err)
+		}
+	}
+	m.limits = limits
+	var errs []error
+	for i, u := range m.users {
+		if err := u.set(ctx, next[i], limits); err != nil {
+			errs = append(errs, fmt.Errorf("providers: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// bounded returns a copy of limits that keeps to Most.
+func (m *Models) bounded(limits map[string][]throttle.Tier) (map[string][]throttle.Tier, error) {
+	limits = clone(limits)
+	most, err := patternsOf(m.Most)
+	if err != nil {
+		return nil, fmt.Errorf("Models.Most: %w", err)
+	}
+	if _, err := patternsOf(limits); err != nil {
+		return nil, err
+	}
+	for key, tiers := range limits {
+		for name := range strings.SplitSeq(key, "|") {
+			tiers = lowered(tiers, m.Most[most.match(name)])
+		}
+		limits[key] = tiers
+	}
+	return limits, nil
+}
+
+// lowered returns tiers that are not above most.
+func lowered(tiers, most []throttle.Tier) []throttle.Tier {
+	for _, bound := range most {
+		i := slices.IndexFunc(tiers, func(t throttle.Tier) bool {
+			return t.Unit == bound.Unit && t.Window == bound.Window && t.Period == bound.Period
+		})
+		if i < 0 {
+			tiers = append(tiers, bound)
+			continue
+		}
+		tiers[i].Limit = min(tiers[i].Limit, bound.Limit)
+		tiers[i].Burst = min(tiers[i].Burst, cmp.Or(bound.Burst, tiers[i].Burst))
+	}
+	return tiers
+}
+
+func clone(limits map[string][]throttle.Tier) map[string][]throttle.Tier {
+	limits = maps.Clone(limits)
+	for name, tiers := range limits {
+		limits[name] = slices.Clone(tiers)
+	}
+	return limits
+}
+
+// patterns find the pattern of a name.
+type patterns struct {
+	exact map[string]string // the key of the limits by the name
+	wild  []wildcard        // the most specific one first
+}
+
+// A wildcard is a pattern that several names may match, and the key of its limits.
+type wildcard struct{ pattern, of string }
+
+// patternsOf returns the patterns of limits, or an error that names a malformed one.
+func patternsOf(limits map[string][]throttle.Tier) (patterns, error) {
+	p := patterns{exact: make(map[string]string)}
+	for _, key := range slices.Sorted(maps.Keys(limits)) {
+		for one := range strings.SplitSeq(key, "|") {
+			switch _, err := path.Match(one, ""); {
+			case err != nil || one == "":
+				return p, fmt.Errorf("Models: %q is not a pattern of names: write it as for path.Match", key)
+			case strings.ContainsAny(one, "*?[\\"):
+				p.wild = append(p.wild, wildcard{noSlash.Replace(one), key})
+			default:
+				p.exact[one] = key
+			}
+		}
+	}
+	slices.SortStableFunc(p.wild, func(a, b wildcard) int { return cmp.Compare(literals(b.pattern), literals(a.pattern)) })
+	return p, nil
+}
+
+// noSlash replaces slashes, which path.Match sets apart and names of models don't.
+var noSlash = strings.NewReplacer("/", "\x00")
+
+// literals returns the number of characters of a pattern that are not wildcards.
+func literals(pattern string) int {
+	return len(pattern) - strings.Count(pattern, "*") - strings.Count(pattern, "?")
+}
+
+// match returns the key of the limits of a name, or "" if no pattern matches it.
+func (p patterns) match(name string) string {
+	if of, ok := p.exact[name]; ok {
+		return of
+	}
+	name = noSlash.Replace(name)
+	for _, w := range p.wild {
+		if ok, _ := path.Match(w.pattern, name); ok {
+			return w.of
+		}
+	}
+	return ""
+}
+
+// byModel are the quotas of a scope with Models.
+type byModel struct {
+	policy  throttle.Policy
+	store   throttle.Store
+	options throttle.GroupOptions
+	rest    *throttle.Group // of the names that no pattern matches
+	current atomic.Pointer[modelTable]
+	groups  map[string]*throttle.Group // of all patterns so far; guarded by Models.mu
+}
+
+// A modelTable is what byModel has for the limits in force.
+type modelTable struct {
+	patterns
+	groups map[string]*throttle.Group
+}
+
+// open returns the quotas of a scope with this policy.
+func (m *Models) open(policy throttle.Policy, store throttle.Store, o throttle.GroupOptions) (*byModel, error) {
+	rest, err := throttle.NewGroup(policy, store, o)
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	limits, err := m.bounded(m.limits)
+	if err != nil {
+		return nil, err
+	}
+	u := &byModel{policy: policy, store: store, options: o, rest: rest, groups: make(map[string]*throttle.Group)}
+	next, err := u.table(limits)
+	if err != nil {
+		return nil, err
+	}
+	m.limits = limits
+	m.users = append(m.users, u)
+	return u, u.set(context.Background(), next, limits)
+}
+
+func (u *byModel) of(name string) (*throttle.Group, string) {
+	t := u.current.Load()
+	if key := t.match(name); key != "" {
+		return t.groups[key], key
+	}
+	return u.rest, "*"
+}
+
+// table returns the table of limits, with new groups.
+func (u *byModel) table(limits map[string][]throttle.Tier) (*modelTable, error) {
+	p, err := patternsOf(limits)
+	if err != nil {
+		return nil, err
+	}
+	t := &modelTable{p, make(map[string]*throttle.Group)}
+	for key, tiers := range limits {
+		if t.groups[key], err = throttle.NewGroup(u.policyOf(tiers), u.store, u.options); err != nil {
+			return nil, fmt.Errorf("Models: %q: %w", key, err)
+		}
+	}
+	return t, nil
+}
+
+// set puts a table in force. Patterns that had quotas before keep them, with new limits.
+func (u *byModel) set(ctx context.Context, next *modelTable, limits map[string][]throttle.Tier) error {
+	var errs []error
+	for key, tiers := range limits {
+		if g := u.groups[key]; g != nil {
+			next.groups[key] = g
+			if err := g.SetPolicy(ctx, u.policyOf(tiers)); err != nil {
+				errs = append(errs, fmt.Errorf("Models: %q: %w", key, err))
+			}
+		}
+		u.groups[key] = next.groups[key]
+	}
+	u.current.Store(next)
+	return errors.Join(errs...)
+}
+
+func (u *byModel) policyOf(tiers []throttle.Tier) throttle.Policy {
+	p := u.policy
+	p.Tiers = tiers
+	return p
+}
