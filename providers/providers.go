@@ -173,7 +173,7 @@ func (p Provider) Transport(s throttle.Store) (*throttle.Transport, error) {
 			errs = append(errs, fmt.Errorf("providers: %s: scope %q: %w", p.Name, scope.Name, err))
 		}
 		r.scopes = append(r.scopes, routed)
-		r.countsTokens = r.countsTokens || scope.Per == PerToken
+		r.counts[routed.per] = true
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)

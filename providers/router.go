@@ -15,7 +15,7 @@ type router struct {
 	scopes           []routedScope              // inner first
 	account, address func(*http.Request) string // Provider.Account and Provider.Address
 	tokens           func(string) int64         // Provider.Tokens
-	countsTokens     bool                       // a scope is PerToken
+	counts           [pers]bool                 // what scopes count
 	apart            [pers][pers]bool           // Provider.liesInSeveral, of the inner and the outer Per
 }
 
@@ -132,7 +132,7 @@ func (r *router) route(req *http.Request) (l *throttle.Limiter) {
 		group, key := scope.quotas.of(key)
 		name := fmt.Sprintf("%s=%q ", scope.name, short(key))
 		for per := range names {
-			if !r.apart[per][scope.per] {
+			if r.counts[per] && !r.apart[per][scope.per] {
 				names[per] += name
 			}
 		}
@@ -161,7 +161,7 @@ func (r *router) owners(req *http.Request) (names [pers]string) {
 	if r.address != nil {
 		names[PerAddress] = fmt.Sprintf("address=%q ", short(r.address(req)))
 	}
-	if r.countsTokens {
+	if r.counts[PerToken] {
 		names[PerToken] += fmt.Sprintf("token=%q ", anonymous(req.Header.Get("Authorization")))
 	}
 	return names
