@@ -14,7 +14,7 @@ import (
 )
 
 var anthropicPreset = Preset{
-	Name: "anthropic", Constructor: "Anthropic(requests, input, output int64)", kind: "Language models",
+	Name: "anthropic", Constructor: "Anthropic(requests, input, output int64)", kind: "Language models", Models: "family",
 	Parameters: []Parameter{
 		{Name: "requests", About: "requests a minute of a model family", Min: 1, Example: "50"},
 		{Name: "input", About: "input tokens a minute of a model family", Min: 1, Example: "30000"},

@@ -12,7 +12,7 @@ import (
 )
 
 var azureOpenAIPreset = Preset{
-	Name: "azure-openai", Constructor: "AzureOpenAI(requests, tokens int64)", kind: "Language models",
+	Name: "azure-openai", Constructor: "AzureOpenAI(requests, tokens int64)", kind: "Language models", Models: "deployment",
 	Parameters: []Parameter{
 		{Name: "requests", About: "requests a minute of a deployment", Min: 1, Example: "600"},
 		{Name: "tokens", About: "tokens a minute of a deployment", Min: 1, Example: "100000"},

@@ -14,7 +14,7 @@ import (
 )
 
 var bedrockPreset = Preset{
-	Name: "bedrock", Constructor: "Bedrock(requests, tokens int64)", kind: "Language models",
+	Name: "bedrock", Constructor: "Bedrock(requests, tokens int64)", kind: "Language models", Models: "model",
 	Parameters: []Parameter{
 		{Name: "requests", About: "requests a minute of a model; 0: not limited", Default: "0", Example: "50"},
 		{Name: "tokens", About: "tokens a minute of a model", Min: 1, Example: "200000"},

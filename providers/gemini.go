@@ -12,7 +12,7 @@ import (
 )
 
 var geminiPreset = Preset{
-	Name: "gemini", Constructor: "Gemini(requests, inputTokens, requestsPerDay int64)", kind: "Language models",
+	Name: "gemini", Constructor: "Gemini(requests, inputTokens, requestsPerDay int64)", kind: "Language models", Models: "model",
 	Parameters: []Parameter{
 		{Name: "requests", About: "requests a minute of a model", Min: 1, Example: "10"},
 		{Name: "input_tokens", About: "input tokens a minute of a model", Min: 1, Example: "250000"},

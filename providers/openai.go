@@ -13,7 +13,7 @@ import (
 )
 
 var openAIPreset = Preset{
-	Name: "openai", Constructor: "OpenAI(requests, tokens int64)", kind: "Language models",
+	Name: "openai", Constructor: "OpenAI(requests, tokens int64)", kind: "Language models", Models: "model",
 	Parameters: []Parameter{
 		{Name: "requests", About: "requests a minute of a model", Min: 1, Example: "500"},
 		{Name: "tokens", About: "tokens a minute of a model", Min: 1, Example: "30000"},

@@ -13,7 +13,7 @@ import (
 )
 
 var openAICompatiblePreset = Preset{
-	Name: "openai-compatible", Constructor: "OpenAICompatible(host string, requests, tokens int64)", kind: "Language models",
+	Name: "openai-compatible", Constructor: "OpenAICompatible(host string, requests, tokens int64)", kind: "Language models", Models: "model",
 	Parameters: []Parameter{
 		{Name: "host", About: "host of the API", Text: true, Example: "api.groq.com", check: isHost},
 		{Name: "requests", About: "requests a minute of a model; 0: not limited", Default: "0", Example: "30"},

@@ -25,6 +25,10 @@ type Preset struct {
 	// Parameters are the parameters of the constructor that a text can have, in their order.
 	Parameters []Parameter
 
+	// Models is the name of the scope that has limits for each model, family of models or deployment.
+	// If empty, there is none.
+	Models string
+
 	kind  string                     // of API: one of pageKinds, the headings of docs/providers.md
 	call  func(arguments) Provider   // if nil, New
 	known func() []map[string]string // arguments for each API of the preset; if nil, Example

@@ -141,6 +141,13 @@ type Route struct {
 	// With are the parameters of the preset.
 	With map[string]string `json:"with,omitempty"`
 
+	// Models are the parameters of single models, by pattern, for a preset of a language model:
+	// {"gpt-4o*": {requests: 5000, tokens: 800000}}. Those that are left out are as in With. In a pattern
+	// a * stands for any text, and the most specific pattern counts. All models of a pattern share its
+	// limits, and all models without a pattern share those of With. If empty, each model has those of
+	// With.
+	Models map[string]map[string]string `json:"models,omitempty"`
+
 	// AnyHost applies the preset to the host of To, even if it is not a host of the preset, such as a
 	// gateway in front of the API. If false, To must lead to a host of the preset.
 	AnyHost bool `json:"any_host,omitempty"`

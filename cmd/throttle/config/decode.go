@@ -277,6 +277,14 @@ var typeNames = map[ast.NodeType]string{
 // that is not a name may be a misplaced secret, so it is not shown.
 var keyName = regexp.MustCompile(`^\$?[A-Za-z0-9/_.~-]{1,100}$`)
 
+// noWildcards returns a key without the characters that only patterns of models have.
+func noWildcards(field, key string) string {
+	if strings.HasPrefix(field, "routes.") && strings.HasSuffix(field, ".models") {
+		key = strings.NewReplacer("*", "_", "?", "_", "|", "_", ":", "_").Replace(key)
+	}
+	return key
+}
+
 // pairs calls read with the keys and values of a mapping, but for those that are there twice.
 func (d *decoder) pairs(n ast.Node, field, want string, read func(key string, at *token.Token, value ast.Node)) {
 	var values []*ast.MappingValueNode
@@ -300,7 +308,7 @@ func (d *decoder) pairs(n ast.Node, field, want string, read func(key string, at
 		_, null := pair.Value.(*ast.NullNode)
 		// The rest of a secret behind a comma looks like a key without a value.
 		switch rest := null && !isField(key) && !strings.HasPrefix(key, "/"); {
-		case rest || pair.Value == nil || !keyName.MatchString(key):
+		case rest || pair.Value == nil || !keyName.MatchString(noWildcards(field, key)):
 			d.report(at, field, "has a key that is not a name, or a key without a value: write name: value")
 			continue
 		case lines[key] > 0:
@@ -341,6 +349,7 @@ var empty = map[string]string{
 	"Config.public_url": "write https://HOST",
 	"Config.clients":    "name a client",
 	"Store.file":        "name a file",
+	"Route.models":      "name a model, such as gpt-4o",
 	"Route.budget":      "write a budget such as 1000/day;budget=true",
 	"Route.query":       "write {NAME: VALUE}",
 	"Client.policy":     "write a policy such as 5/s",

@@ -100,7 +100,7 @@ func (c *Config) Since(old *Config) Changes {
 
 // quotas returns what the transport of a route is made of.
 func (c *Config) quotas(r *Route) []any {
-	all := []any{r.Name, r.limits.String(), r.limits.host, r.MaxWait, r.MaxQueue, r.Key, r.budget.String(), r.Cost, r.Timeout}
+	all := []any{r.Name, r.limits.String(), r.limits.models, r.limits.host, r.MaxWait, r.MaxQueue, r.Key, r.budget.String(), r.Cost, r.Timeout}
 	for _, name := range slices.Sorted(maps.Keys(c.Clients)) {
 		if own := c.Clients[name].own; len(own.Tiers) > 0 && r.Allows(name) {
 			all = append(all, name, own.String())

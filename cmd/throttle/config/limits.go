@@ -15,8 +15,9 @@ import (
 type Limits struct {
 	policy   throttle.Policy // without tiers for a preset
 	preset   providers.Preset
-	args     map[string]string // of the preset
-	name     string            // of the provider; if empty, the provider's own
+	args     map[string]string            // of the preset
+	models   map[string]map[string]string // arguments for single models, by pattern
+	name     string                       // of the provider; if empty, the provider's own
 	maxWait  time.Duration
 	maxQueue int
 	host     string // the only host of the provider; if empty, the provider's own hosts
@@ -122,7 +123,19 @@ func (l Limits) Provider() (p providers.Provider, ok bool) {
 	for i := range p.Scopes {
 		l.apply(&p.Scopes[i].Policy)
 	}
+	if len(l.models) > 0 {
+		p.Scope(l.preset.Models).Models = providers.NewModels(l.ofModels())
+	}
 	return p, true
+}
+
+// ofModels returns the limits of single models.
+func (l Limits) ofModels() map[string][]throttle.Tier {
+	limits := make(map[string][]throttle.Tier)
+	for pattern, args := range l.models {
+		limits[pattern] = l.preset.Provider(args).Scope(l.preset.Models).Policy.Tiers
+	}
+	return limits
 }
 
 // apply sets how long callers wait.

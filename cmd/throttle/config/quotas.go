@@ -254,7 +254,7 @@ func (o *opening) preset(r *Route, was *presetQuotas) (*presetQuotas, error) {
 	p, _ := r.limits.Provider()
 	p.Observer = o.config.Observer
 	q := &presetQuotas{counts: countsIn(p)}
-	q.madeOf = []any{r.Name, r.limits.String(), r.limits.host, r.MaxWait, r.MaxQueue, r.Key, r.budget.String()}
+	q.madeOf = []any{r.Name, r.limits.String(), r.limits.models, r.limits.host, r.MaxWait, r.MaxQueue, r.Key, r.budget.String()}
 	if was != nil && reflect.DeepEqual(was.madeOf, q.madeOf) {
 		return was, nil
 	}

@@ -94,23 +94,27 @@ func schema(t *testing.T) *jsonschema.Schema {
 	root.Properties["routes"].PropertyNames = of(`{"pattern": "^/([A-Za-z0-9_.~-]+(/[A-Za-z0-9_.~-]+)*)?$"}`)
 	root.Properties["store"].Not = of(`{"required": ["redis", "file"]}`)
 	route.Properties["to"].Pattern = "^https?://[^/@?#$]+(/[^@?#]*)?$"
-	route.OneOf = []*jsonschema.Schema{of(`{"required": ["preset"]}`), of(`{"required": ["policy"], "properties": {"with": false, "any_host": false}}`)}
+	route.OneOf = []*jsonschema.Schema{of(`{"required": ["preset"]}`), of(`{"required": ["policy"], "properties": {"with": false, "models": false, "any_host": false}}`)}
 	var names []string
 	for _, p := range providers.Presets() {
 		names = append(names, p.Name)
-		with := of(`{"type": "object", "additionalProperties": false, "properties": {}}`)
-		for _, param := range p.Parameters {
-			s := &jsonschema.Schema{Type: "string", Description: param.About}
-			if !param.Text {
-				least, most := float64(param.Min), float64(algorithms.MaxLimit)
-				s.Type, s.Minimum, s.Maximum = "integer", &least, &most
+		parameters := func() *jsonschema.Schema {
+			s := of(`{"type": "object", "additionalProperties": false, "properties": {}}`)
+			for _, param := range p.Parameters {
+				s.Properties[param.Name] = parameter(param)
 			}
-			with.Properties[param.Name] = s
+			return s
+		}
+		with := parameters()
+		for _, param := range p.Parameters {
 			if param.Required() {
 				with.Required = append(with.Required, param.Name)
 			}
 		}
-		then := &jsonschema.Schema{Properties: map[string]*jsonschema.Schema{"with": with}}
+		then := &jsonschema.Schema{Properties: map[string]*jsonschema.Schema{"with": with, "models": of("false")}}
+		if p.Models != "" {
+			then.Properties["models"] = &jsonschema.Schema{AdditionalProperties: parameters(), MinProperties: &one}
+		}
 		if len(with.Required) > 0 {
 			then.Required = []string{"with"}
 		}
@@ -122,6 +126,16 @@ func schema(t *testing.T) *jsonschema.Schema {
 	}
 	enum(route.Properties["preset"], names...)
 	return root
+}
+
+// parameter returns the schema of a parameter of a preset.
+func parameter(p providers.Parameter) *jsonschema.Schema {
+	s := &jsonschema.Schema{Type: "string", Description: p.About}
+	if !p.Text {
+		least, most := float64(p.Min), float64(algorithms.MaxLimit)
+		s.Type, s.Minimum, s.Maximum = "integer", &least, &most
+	}
+	return s
 }
 
 // describe adds the comments of fields, and allows no null.
@@ -188,6 +202,10 @@ func TestSchemaAgrees(t *testing.T) {
 		{route("preset: github, any_host: true"), true},
 		{route("preset: infura, any_host: true"), true},
 		{route("preset: openai, any_host: true, with: {requests: 1, tokens: 2}"), true},
+		{route(`preset: openai, any_host: true, with: {requests: 1, tokens: 2}, models: {"gpt-4o*|o3": {requests: 2}}`), true},
+		{route(`preset: openai, any_host: true, with: {requests: 1, tokens: 2}, models: {}`), false},
+		{route(`preset: openai, any_host: true, with: {requests: 1, tokens: 2}, models: {o3: {tokns: 2}}`), false},
+		{route(`preset: github, any_host: true, models: {o3: {}}`), false},
 		{route("preset: hubspot, any_host: true, with: {zone: Europe/Berlin}"), true},
 		{route("policy: 5/s, max_body: 1MB, timeout: 1m30s, max_wait: 500ms"), true},
 		{route("policy: 5/s, max_body: 1000"), true},

@@ -113,6 +113,52 @@ clients:
 	})
 }
 
+// Each pattern of models has its limits, and a reload changes them.
+func TestModels(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const file = `
+routes:
+  /openai:
+    to: https://api.openai.com/v1
+    preset: openai
+    with: {requests: 60, tokens: 1000}
+    models: {"gpt-4o*": {tokens: %d}, gpt-4o-mini: {tokens: 7000}}
+    max_wait: 1ms
+`
+		atOnce := func(rt http.RoundTripper, model string) (n int) {
+			for ; n < 100; n++ {
+				req, err := http.NewRequestWithContext(t.Context(), "POST", "https://api.openai.com/v1/chat/completions",
+					strings.NewReader(`{"model":"`+model+`","max_tokens":1000,"messages":[]}`))
+				if err != nil {
+					t.Fatal(err)
+				}
+				resp, err := rt.RoundTrip(req)
+				if err != nil {
+					return n
+				}
+				resp.Body.Close()
+				time.Sleep(time.Second) // the requests are paced
+			}
+			return n
+		}
+		for _, tokens := range []int{3000, 5000} {
+			rt, err := parse(t, file, tokens).Transport("/openai", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rt.Base = new(api)
+			for model, want := range map[string]int{"gpt-4o-2024-08-06": tokens / 1000, "gpt-4o-mini": 7, "o3": 1} {
+				if n := atOnce(rt, model); n != want {
+					t.Errorf("%s with %d tokens: %d, want %d", model, tokens, n, want)
+				}
+			}
+		}
+		if ch := parse(t, file, 5000).Since(parse(t, file, 3000)); len(ch.Limits) != 1 {
+			t.Error(ch)
+		}
+	})
+}
+
 // A budget counts requests that the preset does not, and estimates what the preset estimates.
 func TestBudgetOfPreset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

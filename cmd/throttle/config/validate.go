@@ -2,6 +2,7 @@ package config
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -17,6 +18,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/cmd/throttle/internal/alike"
+	"github.com/apithrottle/throttle/providers"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -464,7 +466,7 @@ func (d *decoder) limits(field string, r *Route) {
 	case r.Preset != "":
 		d.preset(field, r)
 	default:
-		for name, there := range map[string]bool{"with": len(r.With) > 0, "any_host": r.AnyHost} {
+		for name, there := range map[string]bool{"with": len(r.With) > 0, "models": len(r.Models) > 0, "any_host": r.AnyHost} {
 			if there {
 				d.bad(field+"."+name, "belongs to a preset: remove it, or use preset instead of policy")
 			}
@@ -502,7 +504,7 @@ func (d *decoder) preset(field string, r *Route) {
 	if len(bad) > 0 {
 		return
 	}
-	r.limits = Limits{preset: p, args: args, name: r.Name}
+	r.limits = Limits{preset: p, args: args, name: r.Name, models: d.models(field+".models", p, r)}
 	if r.upstream == nil {
 		return
 	}
@@ -525,6 +527,35 @@ func (d *decoder) preset(field string, r *Route) {
 			d.bad(field+".with", "is not possible: %s", policyProblem(policy.Name, "", err))
 		}
 	}
+	if err := new(providers.Models).Set(context.Background(), r.limits.ofModels()); err != nil {
+		d.bad(field+".models", "is not possible: %s", strings.TrimPrefix(err.Error(), "providers: Models: "))
+	}
+}
+
+// models returns the arguments of a preset for single models.
+func (d *decoder) models(field string, p providers.Preset, r *Route) map[string]map[string]string {
+	if len(r.Models) > 0 && p.Models == "" {
+		d.bad(field, "is for presets of language models, and %s has no limits of models: remove it", p.Name)
+		return nil
+	}
+	all := make(map[string]map[string]string)
+	for pattern, own := range r.Models {
+		given := maps.Clone(r.With)
+		if given == nil {
+			given = make(map[string]string)
+		}
+		maps.Copy(given, own)
+		args, bad := presetArguments(p, given)
+		for _, b := range bad {
+			if to := join(join(field, pattern), b.name); !d.failed[to] {
+				d.bad(to, "%s", b.message)
+			}
+		}
+		if len(bad) == 0 {
+			all[pattern] = args
+		}
+	}
+	return all
 }
 
 // budget checks a policy of budgets.

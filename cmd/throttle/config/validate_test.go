@@ -207,6 +207,12 @@ func TestProblems(t *testing.T) {
 		{route("preset: openai; any_host: true; with: {requests: 1}"), "6:5 routes./x.with.tokens is missing: give the tokens a minute of a model, such as 30000"},
 		{route("preset: openai; any_host: true; with: {requests: 0, tokens: 1}"), `6:22 routes./x.with.requests is "0": it must be a whole number from 1 to`},
 		{route("preset: openai; any_host: true; with: {requests: 1, tokens: 1, tokns: 1}"), "routes./x.with.tokns is not a parameter of openai: did you mean tokens?"},
+		{route(`preset: openai; any_host: true; with: {requests: 1, tokens: 1}; models: {"gpt-*": {tokns: 1}}`), "routes./x.models.gpt-*.tokns is not a parameter of openai: did you mean tokens?"},
+		{route(`preset: openai; any_host: true; with: {requests: 1, tokens: 1}; models: {"gpt-*": {tokens: 0}}`), `routes./x.models.gpt-*.tokens is "0": it must be a whole number from 1 to`},
+		{route(`preset: openai; any_host: true; with: {requests: 1, tokens: 1}; models: {"a|": {tokens: 1}}`), `routes./x.models is not possible: "a|" is not a pattern of names`},
+		{route(`preset: openai; any_host: true; with: {requests: 1, tokens: 1}; models: {}`), `routes./x.models is empty: name a model`},
+		{route(`preset: github; any_host: true; models: {"gpt-*": {tokens: 1}}`), "routes./x.models is for presets of language models, and github has no limits of models: remove it"},
+		{route(`policy: 5/s; models: {"gpt-*": {tokens: 1}}`), "routes./x.models belongs to a preset: remove it"},
 		{route("preset: openai; any_host: true; with: {requests: [1], tokens: 1}"), "routes./x.with.requests is a list: it must be a number or a text"},
 
 		{route("policy: 5/s; budget: 5/day"), "5:13 routes./x.budget is \"5/day\": tier 5/day is not a budget: add ;budget=true"},
