@@ -195,7 +195,11 @@ func pageSection(c constructor) string {
 				named = append(named, s.Name)
 				continue
 			}
-			fmt.Fprintf(&b, "- %s: %s%s\n", s.Name, limits(s.Policy), counted[s.Per])
+			fmt.Fprintf(&b, "- %s: %s", s.Name, limits(s.Policy))
+			if s.Per != PerAccount {
+				fmt.Fprintf(&b, " for each %v", s.Per)
+			}
+			b.WriteByte('\n')
 		}
 		if named != nil {
 			b.WriteString(wrap("- as their names say: " + strings.Join(named, ", ")))
@@ -210,9 +214,6 @@ func pageSection(c constructor) string {
 	}
 	return b.String()
 }
-
-// counted says whose requests a scope counts, if not those of an account.
-var counted = map[Per]string{PerAddress: " for an IP address", PerToken: " for the credentials"}
 
 // pageName returns a short name of a page: its host and the last part of its path.
 func pageName(page string) string {

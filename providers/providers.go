@@ -142,6 +142,19 @@ const (
 	pers                  // the number of them
 )
 
+// String returns "account", "address" or "token".
+func (p Per) String() string {
+	switch p {
+	case PerAccount:
+		return "account"
+	case PerAddress:
+		return "address"
+	case PerToken:
+		return "token"
+	}
+	return fmt.Sprintf("Per(%d)", int(p))
+}
+
 // Scope returns the scope with this name, which the caller may change, or nil if there is none.
 func (p Provider) Scope(name string) *Scope {
 	for i := range p.Scopes {

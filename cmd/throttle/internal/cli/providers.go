@@ -36,6 +36,7 @@ type parameterResult struct {
 type scopeResult struct {
 	Name  string   `json:"name"`
 	Tiers []string `json:"tiers"` // empty if no limit is known: requests wait after refusals only
+	Per   string   `json:"per"`   // whose requests count together: account, address or token
 	Page  string   `json:"page"`
 	Read  string   `json:"read"` // the day, as 2006-01-02
 }
@@ -104,7 +105,7 @@ func resultOf(p providers.Preset) presetResult {
 		r.Parameters = append(r.Parameters, result)
 	}
 	for _, s := range provider.Scopes {
-		r.Scopes = append(r.Scopes, scopeResult{s.Name, tierTexts(s.Policy), s.Page, s.Read})
+		r.Scopes = append(r.Scopes, scopeResult{s.Name, tierTexts(s.Policy), s.Per.String(), s.Page, s.Read})
 	}
 	return r
 }
@@ -156,6 +157,9 @@ func (r presetResult) text() string {
 		text := strings.Join(s.Tiers, " + ")
 		if text == "" {
 			text = "no known limit: requests wait after refusals"
+		}
+		if s.Per != providers.PerAccount.String() {
+			text += ", for each " + s.Per
 		}
 		wrap(&b, width, fmt.Sprintf("  %-*s  ", longest, s.Name), text)
 	}
