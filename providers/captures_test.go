@@ -40,9 +40,8 @@ var misread = []string{
 	"openai-compatible: one request larger than the minute, with a wait",
 	// Limited, though one file alone is refused.
 	"google-workspace: downloads of one file, usage limits",
-	// Passed without the headers or the code, which GitHub and Shopify send today.
+	// Passed without the headers that GitHub sends today.
 	"github: primary limit of an address, no header",
-	"shopify-graphql: throttled, without a code",
 	// Limited, but the wait is missed that the body alone names.
 	"discord: writes of a channel",
 	"discord: service resource",

@@ -53,7 +53,7 @@ var shopifyGraphQLPreset = Preset{Name: "shopify-graphql", Constructor: "Shopify
 // A refusal has status 200. The wait follows from the state of the bucket in the refusal. A locked
 // shop (423) closes the shop's quota, and a security rejection (430) pauses nothing.
 func ShopifyGraphQL() Provider {
-	const cost, status = "extensions.cost.", "extensions.cost.throttleStatus."
+	const status = shopifyCost + "throttleStatus."
 	requested := &prompt.Learner{First: maxQuery}
 	return Provider{
 		Name: "shopify-graphql",
@@ -84,17 +84,21 @@ func ShopifyGraphQL() Provider {
 				Rate:      answers.Field{Path: status + "restoreRate"},
 			}},
 			Charges: []answers.Charge{
-				{Unit: "points", Field: answers.Field{Path: cost + "actualQueryCost"}},
-				{Unit: "requested", Field: answers.Field{Path: cost + "requestedQueryCost"}},
+				{Unit: "points", Field: answers.Field{Path: shopifyCost + "actualQueryCost"}},
+				{Unit: "requested", Field: answers.Field{Path: shopifyCost + "requestedQueryCost"}},
 			},
-			Rules: append(shopifyRules(), answers.Rule{
-				Status: http.StatusOK, Path: "errors.*.extensions.code", Text: "THROTTLED", Kind: answers.Limited,
-				Asked: answers.Field{Path: cost + "requestedQueryCost"},
-			}),
+			Rules: append(shopifyRules(), throttled("errors.*.extensions.code", "THROTTLED"), throttled("errors.*.message", "Throttled")),
 		},
 		Hosts: []string{"*.myshopify.com", "partners.shopify.com"},
 	}
 }
+
+// throttled returns the rule of a refused query. The message stood alone before it had a code.
+func throttled(path, text string) answers.Rule {
+	return answers.Rule{Status: http.StatusOK, Path: path, Text: text, Kind: answers.Limited, Asked: answers.Field{Path: shopifyCost + "requestedQueryCost"}}
+}
+
+const shopifyCost = "extensions.cost."
 
 const maxQuery = 1_000 // points that one query may request
 
