@@ -1,7 +1,6 @@
 package providers
 
 import (
-	"encoding/json"
 	"net/http"
 	"strings"
 	"time"
@@ -87,12 +86,8 @@ func metaProfile() answers.Profile {
 // metaCost returns the number of calls in a request, and its points in the Marketing API.
 func metaCost(req *http.Request) throttle.Cost {
 	n := int64(1)
-	var b struct{ Batch []json.RawMessage }
 	if req.Method == http.MethodPost && strings.Count(strings.Trim(req.URL.Path, "/"), "/") == 0 { // to the version alone
-		if decode(req, &b); b.Batch == nil {
-			_ = json.Unmarshal([]byte(form(req).Get("batch")), &b.Batch)
-		}
-		n = max(n, int64(len(b.Batch)))
+		n = max(n, listed(form(req), "batch"))
 	} else if ids := req.URL.Query().Get("ids"); ids != "" {
 		n = int64(strings.Count(ids, ",") + 1)
 	}
