@@ -90,6 +90,58 @@ func TestAtlassian(t *testing.T) {
 	})
 }
 
+// A search costs as many points as its response has issues: 1,000 searches of one issue, and as many of
+// none, fit into the hour, though each asks for 100.
+func TestAtlassianSearchesCostWhatTheyReturn(t *testing.T) {
+	const acme, cloud = "https://acme.atlassian.net/rest/api/3/", "https://api.atlassian.com/ex/jira/1324a887/rest/api/3/"
+	const one = `{"issues":[{"expand":"","id":"10001","key":"ABC-1","fields":{"parent":{"id":"7"}}}],"isLast":true}`
+	for _, test := range []struct {
+		name   string
+		url    string
+		body   string
+		points int64 // of one request
+	}{
+		{"one issue", acme + "search/jql?maxResults=100", one, 2},
+		{"no issue", acme + "search/jql?maxResults=100", `{"issues":[],"isLast":true}`, 1},
+		{"no issue, OAuth", cloud + "search?maxResults=100", `{"startAt":0,"issues":[]}`, 1},
+		{"projects", acme + "project/search?maxResults=50", `{"values":[{"id":"1"},{"id":"2"}]}`, 3},
+		{"pages", "https://acme.atlassian.net/wiki/api/v2/pages?limit=250", `{"results":[{"id":"1"}]}`, 2},
+		{"unknown objects", "https://acme.atlassian.net/wiki/rest/api/search?limit=25", `{"results":[{"content":{"id":"1"}}]}`, 26},
+		{"workflows", acme + "workflow/search?maxResults=50", `{"values":[{"id":{"name":"a"}}]}`, 51},
+		{"members", acme + "group/member?groupname=a&maxResults=50", `{"values":[{"id":"1"}]}`, 101},
+		{"an issue", acme + "issue/ABC-1", `{"id":"1"}`, 2},
+		{"cut off", acme + "search/jql?maxResults=100", one[:60], 101},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				transport, err := providers.Atlassian().Transport(nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				transport.Base = &replying{Body: test.body}
+				send(t, transport, get(t, test.url))
+				status, err := transport.Route(get(t, test.url)).Status(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				app := status.Tiers[len(status.Tiers)-1]
+				if app.Tier.Unit != "points" || app.Used != test.points {
+					t.Errorf("%d %s used, want %d points", app.Used, app.Tier.Unit, test.points)
+				}
+			})
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		rt, start := over(t, providers.Atlassian(), &replying{Body: one}), time.Now()
+		for range 1_000 {
+			send(t, rt, get(t, acme+"search/jql?maxResults=100"))
+		}
+		if took := time.Since(start); took > time.Minute {
+			t.Errorf("1,000 searches took %v, want seconds", took)
+		}
+	})
+}
+
 func ExampleAtlassian() {
 	client, err := providers.Atlassian().Client(nil)
 	if err != nil {
