@@ -33,8 +33,8 @@ var googleWorkspacePreset = Preset{
 //
 // Each part of a batch counts. Other APIs are not limited.
 //
-// A refusal has status 403 or 429 and pauses the user. One that names the project's minute pauses
-// the project. Only Gmail names a wait. When a day is used up, requests wait for midnight Pacific
+// A refusal has status 403 or 429 and pauses the user, or what the user changes alone: the sharing of
+// files, or Gmail's settings. One that names the project's minute pauses the project. Only Gmail names a wait. When a day is used up, requests wait for midnight Pacific
 // Time if MaxPause allows it. If not, the quota is closed with throttle.ErrBanned, and one request
 // tries after each MaxPause. A full storage pauses nothing.
 func GoogleWorkspace(user func(*http.Request) string) Provider {
@@ -44,25 +44,24 @@ func GoogleWorkspace(user func(*http.Request) string) Provider {
 	project := func(api string) func(*http.Request) (string, bool) {
 		return func(req *http.Request) (string, bool) { return "", googleAPI(req) == api }
 	}
-	ofUser := func(api string) func(*http.Request) (string, bool) {
-		return func(req *http.Request) (name string, counts bool) {
-			if user != nil {
-				name = user(req)
-			}
-			return name, googleAPI(req) == api
-		}
+	if user == nil {
+		user = func(*http.Request) string { return "" }
 	}
-	sharing := func(req *http.Request) (string, bool) {
-		return "", googleAPI(req) == "drive" && req.Method != http.MethodGet && strings.Contains(req.URL.Path, "/permissions")
+	ofUser := func(api string) func(*http.Request) (string, bool) {
+		return func(req *http.Request) (string, bool) { return user(req), googleAPI(req) == api }
+	}
+	settings := func(req *http.Request) (string, bool) {
+		return user(req), googleAPI(req) == "gmail" && googleChanges(req, "/settings/")
 	}
 	p := Provider{
 		Name: "google-workspace",
 		Scopes: []Scope{
 			some("sheets.user", sheets, ofUser("sheets"), minute(60, "reads"), minute(60, "writes")),
 			some("sheets", sheets, project("sheets"), minute(300, "reads"), minute(300, "writes")),
+			some("gmail.settings", "https://github.com/googleapis/google-api-ruby-client/issues/20544", settings, minute(6_000, "gmail")), // has refusals of its own
 			some("gmail.user", gmail, ofUser("gmail"), minute(6_000, "gmail")),
 			some("gmail", gmail, project("gmail"), minute(1_200_000, "gmail")),
-			some("drive.sharing", drive, sharing, minute(325_000, "drive")), // has refusals of its own
+			some("drive.sharing", drive, when(googleSharing), minute(325_000, "drive")), // has refusals of its own
 			some("drive.user", drive, ofUser("drive"), minute(325_000, "drive")),
 			some("drive", drive, project("drive"), minute(1_000_000, "drive")),
 			some("calendar.user", calendar, ofUser("calendar"), throttle.PerMinute(600)),
@@ -78,7 +77,9 @@ func GoogleWorkspace(user func(*http.Request) string) Provider {
 			"calendar-json.googleapis.com", "youtube.googleapis.com",
 		},
 	}
-	p.Scope("gmail.user").Policy.MaxPause = time.Hour // Gmail names waits of 15 minutes and more
+	for _, name := range []string{"gmail.settings", "gmail.user"} {
+		p.Scope(name).Policy.MaxPause = time.Hour // Gmail names waits of 15 minutes and more
+	}
 	return p
 }
 
@@ -89,7 +90,9 @@ func GoogleWorkspace(user func(*http.Request) string) Provider {
 // project. See https://developers.google.com/workspace/gmail/api/reference/quota, and its copy of before
 // May 2026 at https://developers.google.com/gmail/api/v1/reference/quota, both read on 2026-11-28.
 func OldGmail(p *Provider) {
-	p.Scope("gmail.user").Policy.Tiers[0].Limit = 15_000
+	for _, name := range []string{"gmail.settings", "gmail.user"} {
+		p.Scope(name).Policy.Tiers[0].Limit = 15_000
+	}
 	p.Cost = func(req *http.Request) throttle.Cost { return googleCostBy(req, oldGmailUnits) }
 }
 
@@ -98,6 +101,16 @@ const pacific = "America/Los_Angeles"
 
 func googleDay(limit int64, unit string) throttle.Tier {
 	return throttle.Tier{Limit: limit, Unit: unit, Algorithm: throttle.Calendar, Period: throttle.Day, Zone: pacific}
+}
+
+// googleChanges reports whether a request changes what has a text in its path.
+func googleChanges(req *http.Request, path string) bool {
+	return req.Method != http.MethodGet && strings.Contains(req.URL.Path, path)
+}
+
+// googleSharing reports whether a request shares a file.
+func googleSharing(req *http.Request) bool {
+	return googleAPI(req) == "drive" && googleChanges(req, "/permissions")
 }
 
 // googleProfile returns the profile of Google's APIs.
