@@ -26,7 +26,7 @@ func TestAtlassian(t *testing.T) {
 		{"two endpoints", 200, []func() *http.Request{issue, page}},
 		{"two sites", 200, []func() *http.Request{issue, to(t, "GET", "https://other.atlassian.net/rest/api/3/issue/ABC-1")}},
 		{"two sites, OAuth", 200, []func() *http.Request{to(t, "GET", cloud+"issue/ABC-1"), to(t, "GET", "https://api.atlassian.com/ex/jira/b/rest/api/3/issue/ABC-1")}},
-		{"two methods", 40, []func() *http.Request{update("ABC-1"), to(t, "POST", acme+"issue/ABC-1/comment", "{}")}},
+		{"two methods", 20, []func() *http.Request{update("ABC-1"), to(t, "POST", acme+"issue/ABC-1/comment", "{}")}},
 		{"updates", 50, updates},
 		{"customers", 5, []func() *http.Request{to(t, "GET", "https://acme.atlassian.net/rest/servicedeskapi/servicedesk/1/customer")}},
 		{"one issue", 20, []func() *http.Request{update("ABC-1")}},
@@ -45,6 +45,8 @@ func TestAtlassian(t *testing.T) {
 		next   func() *http.Request
 	}{
 		{"an issue", 2, issue}, {"a search", 101, search}, {"a page", 2, page}, {"a write", 1, update("ABC-1")},
+		{"three new issues", 3, to(t, "POST", acme+"issue/bulk", `{"issueUpdates":[{},{},{}]}`)},
+		{"new issues that can't be read", 50, to(t, "POST", acme+"issue/bulk", `{"issueUpdates":[`)},
 		{"a search that doesn't say", 51, to(t, "POST", acme+"search/jql", `{"jql":"a"}`)},
 		{"a search by POST", 11, to(t, "POST", acme+"search/jql", `{"maxResults":10}`)},
 		{"members", 101, to(t, "GET", acme+"group/member?groupname=a&maxResults=50")},
@@ -81,6 +83,8 @@ func TestAtlassian(t *testing.T) {
 		{name: "a burst", first: issue, reply: refused("jira-burst-based", "7"), want: 7 * time.Second},
 		{name: "a burst leaves other endpoints alone", next: search, reply: refused("jira-burst-based", "7")},
 		{name: "an issue", first: update("ABC-1"), reply: refused("jira-per-issue-on-write", "2"), want: 2 * time.Second},
+		{name: "other writes to it wait as well", next: to(t, "POST", acme+"issue/ABC-1/comment", "{}"), reply: refused("jira-per-issue-on-write", "2"), want: 2 * time.Second},
+		{name: "reading it goes on", next: issue, reply: refused("jira-per-issue-on-write", "2")},
 		{name: "other issues go on", next: update("ABC-2"), reply: refused("jira-per-issue-on-write", "2")},
 		{name: "the reset alone", first: issue, want: 30 * time.Second,
 			reply: fakeapi.Reply{Status: 429, Header: map[string]string{"Date": "Sat, 01 Jan 2000 00:00:30 GMT", "X-RateLimit-Reset": "2000-01-01T00:01Z"}}},
