@@ -1,6 +1,7 @@
 package answers
 
 import (
+	"hash/fnv"
 	"net/http"
 	"slices"
 	"strconv"
@@ -53,12 +54,25 @@ const (
 	// Pairs makes a Reading of each list of pairs: "total=100; remaining=99; resets=41"
 	// (Zendesk), "b=per_hour;q=10;r=9;t=774,b=per_day;…" (Auth0), "burst:100;rate:10" (Qomon).
 	Pairs
+
+	// The formats of a Charge, besides Number.
+
+	// Elements is how many values are at the Path, whatever they are: with "issues.*.id" one for
+	// each issue that a search returned (Jira). A Meter counts them once it has read all of the
+	// body.
+	Elements
+
+	// Hash is any text: "80c17d2f203122d936070c88c8d10f33" (Discord). Its number, at least 1, stands
+	// for the text: two texts have the same number once in 10¹⁵ pairs. It is no cost, but tells the
+	// function of Transport.Settle which quota counted the request.
+	Hash
 )
 
 var formatNames = [...]string{
 	"Number", "Percent",
 	"Seconds", "Millis", "Minutes", "Duration", "PerSecond", "EpochSeconds", "EpochMillis", "Timestamp", "HTTPDate", "JSDate", "Evident", "RetryAfter",
 	"UsedOfLimit", "NamedUses", "UsedPerWindow", "Pairs",
+	"Elements", "Hash",
 }
 
 // String returns the constant's name.
@@ -176,10 +190,15 @@ func (f Format) characters() string {
 func (f *Field) count(e *event, r rounding) (int64, bool) { return f.number(f.text(e), r) }
 
 func (f *Field) number(text string, r rounding) (int64, bool) {
-	if f.Format != Number {
-		return 0, false
+	switch f.Format {
+	case Number:
+		return count(text, r)
+	case Hash:
+		h := fnv.New64a()
+		h.Write([]byte(text))
+		return int64(h.Sum64()%maxCount) + 1, text != ""
 	}
-	return count(text, r)
+	return 0, false
 }
 
 // count parses a decimal number, clamped to 0 … maxCount.

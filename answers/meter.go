@@ -129,6 +129,12 @@ func (m *Meter) Charged() (as []Amount) {
 	for i := range m.charges {
 		c := &m.charges[i]
 		field := &c.Field
+		if field.Format == Elements {
+			if n, ok := m.scanner.Count(field.Path); ok {
+				as = addCharge(as, c, n)
+			}
+			continue
+		}
 		value, nth := m.scanner.Find(field.Path, "")
 		if or, n := m.scanner.Find(c.Or.Path, ""); n > nth {
 			field, value = &c.Or, or

@@ -104,7 +104,17 @@ func (v *validator) charge(c *Charge) {
 	if c.Times < 0 {
 		v.add("Times", "is %d: it must be at least 0", c.Times)
 	}
-	v.field("Field", &c.Field, counts)
+	field := c.Field
+	switch {
+	case field.Format == Elements && !field.inBody():
+		v.add("Field", "has the Format Elements, but no Path alone: set a Path, and no Header")
+	case field.Format == Elements && c.Or != Field{}:
+		v.add("Or", "is set, but the Format Elements counts the values at one Path: use a Charge for each")
+	}
+	if field.Format == Elements || field.Format == Hash {
+		field.Format = Number
+	}
+	v.field("Field", &field, counts)
 	v.field("Or", &c.Or, counts)
 }
 

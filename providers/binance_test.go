@@ -184,6 +184,7 @@ func TestBinanceSendBy(t *testing.T) {
 		{"a form", orderForm(t, "", "symbol=BTCUSDT&timestamp=1700000000000&recvWindow=200"), at(200)},
 		{"a query and a form", orderForm(t, "recvWindow=300", "timestamp=1700000000000"), at(300)},
 		{"a query replaces the form", orderForm(t, "recvWindow=300&timestamp=1700000000000", "recvWindow=1&timestamp=1"), at(300)},
+		{"JSON", orderForm(t, "", `{"symbol":"a&timestamp=1","timestamp":1700000000000,"recvWindow":"200"}`), at(200)},
 		{"a form without GetBody", once, time.Time{}},
 		{"a timestamp that is not a number", get(t, binance+"order?timestamp=now"), time.Time{}},
 		{"a negative timestamp", get(t, binance+"order?timestamp=-1"), time.Time{}},

@@ -13,8 +13,10 @@ var cloudflarePreset = Preset{Name: "cloudflare", Constructor: "Cloudflare()", k
 
 // Cloudflare is the API of Cloudflare, with the limits of one user or one account token. A user's
 // keys, tokens and dashboard share 1,200 requests in 5 minutes, and an account token has as many.
-// An IP address has 200 a second, and GraphQL has 300 queries in 5 minutes. Cloudflare doesn't
-// document the kind of window, so windows roll.
+// An IP address has 200 a second, and GraphQL has 300 queries in 5 minutes. Cloudflare's page of all
+// limits says up to 320, by the queries' cost, and the newer page of GraphQL says 300 by default: change
+// the scope "graphql" if your account has more. Cloudflare doesn't document the kind of window, so
+// windows roll.
 //
 // Responses report how much is left. A refusal pauses the user's requests, or GraphQL alone, for 5
 // minutes if it names no wait, because Cloudflare blocks calls for that time. Cloudflare also limits

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -77,28 +78,38 @@ func TestDiscordRefusals(t *testing.T) {
 			})
 		})
 	}
-	for name, reply := range map[string]fakeapi.Reply{
-		"a block closes every route": {Body: `{"message":"You are being blocked from accessing our API temporarily due to exceeding our rate limits frequently."}`},
-		"a block by Cloudflare closes every route": {Header: map[string]string{"Content-Type": "text/html; charset=UTF-8"},
-			Body: `<html><title>Access denied</title><body>error code: 1015</body></html>`},
+	const edge = `<html><title>Access denied</title><body>error code: 1015</body></html>`
+	html := map[string]string{"Content-Type": "text/html; charset=UTF-8"}
+	for _, test := range []struct {
+		name, next string
+		reply      fakeapi.Reply
+		closed     time.Duration
+	}{
+		{"a block closes every route", two, fakeapi.Reply{Body: `{"message":"You are being blocked from accessing our API temporarily due to exceeding our rate limits frequently."}`}, time.Hour},
+		{"a block closes every path", discord + "/users/@me", fakeapi.Reply{Body: `{"message":"You are being blocked from accessing our API temporarily"}`}, time.Hour},
+		{"a block by Cloudflare closes the path", one, fakeapi.Reply{Header: html, Body: edge}, time.Hour},
+		{"for other channels", two, fakeapi.Reply{Header: html, Body: edge}, time.Hour},
+		{"for as long as it asks", two, fakeapi.Reply{Header: map[string]string{"Content-Type": "text/plain", "Retry-After": "600"}, Body: "error code: 1015"}, 10 * time.Minute},
+		{"other paths go on", discord + "/channels/1", fakeapi.Reply{Header: html, Body: edge}, 0},
+		{"other versions go on", strings.Replace(one, "v10", "v9", 1), fakeapi.Reply{Header: html, Body: edge}, 0},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				api := standIn("discord")
 				rt := over(t, providers.Discord(), api)
-				reply.Status = 429
-				api.Trap(reply)
+				test.reply.Status = 429
+				api.Trap(test.reply)
 				send(t, rt, get(t, one))
-				for _, url := range []string{one, two} {
-					_, err := rt.RoundTrip(get(t, url))
+				if test.closed > 0 {
+					_, err := rt.RoundTrip(get(t, test.next))
 					var e *throttle.WaitError
-					if !errors.Is(err, throttle.ErrBanned) || !errors.As(err, &e) || time.Until(e.Until) != time.Hour {
-						t.Errorf("%s: %v, want ErrBanned for an hour", url, err)
+					if !errors.Is(err, throttle.ErrBanned) || !errors.As(err, &e) || time.Until(e.Until) != test.closed {
+						t.Errorf("%v, want ErrBanned for %v", err, test.closed)
 					}
+					time.Sleep(test.closed)
 				}
-				time.Sleep(time.Hour)
-				if status, _, took := send(t, rt, get(t, two)); status != 200 || took != 0 {
-					t.Errorf("an hour later: %d after %v", status, took)
+				if status, _, took := send(t, rt, get(t, test.next)); status != 200 || took != 0 {
+					t.Errorf("%v later: %d after %v", test.closed, status, took)
 				}
 			})
 		})
@@ -113,6 +124,124 @@ func TestDiscordRefusals(t *testing.T) {
 				t.Errorf("%v, want ErrBanned", err)
 			}
 		})
+	})
+}
+
+// A sharingServer has one bucket of 5 in 5 seconds for all routes of a channel.
+type sharingServer struct {
+	mu      sync.Mutex
+	opened  map[string]time.Time // by channel
+	used    map[string]int
+	refused int
+	served  int
+}
+
+func (s *sharingServer) RoundTrip(req *http.Request) (*http.Response, error) {
+	time.Sleep(20 * time.Millisecond)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	const limit, window = 5, 5 * time.Second
+	channel := strings.Split(req.URL.Path, "/")[4]
+	if now := time.Now(); s.opened[channel].IsZero() || now.Sub(s.opened[channel]) >= window {
+		s.opened[channel], s.used[channel] = now, 0
+	}
+	reset := fmt.Sprint((window - time.Since(s.opened[channel])).Seconds())
+	reply := replying{Status: 200, Header: map[string]string{
+		"X-RateLimit-Bucket": "80c17d2f203122d936070c88c8d10f33", "X-RateLimit-Limit": "5", "X-RateLimit-Reset-After": reset,
+	}}
+	if s.used[channel]++; s.used[channel] > limit {
+		s.refused++
+		reply.Status, reply.Header["Retry-After"], reply.Header["X-RateLimit-Scope"] = 429, reset, "user"
+	} else {
+		s.served++
+	}
+	reply.Header["X-RateLimit-Remaining"] = fmt.Sprint(max(0, limit-s.used[channel]))
+	return reply.RoundTrip(req)
+}
+
+// Routes whose responses name one bucket share its quota, in channels that were not asked before as
+// well. The quota of another channel is another.
+func TestDiscordRoutesShareABucket(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := &sharingServer{opened: map[string]time.Time{}, used: map[string]int{}}
+		rt, ends := over(t, providers.Discord(), api), []string{"messages", "pins", "webhooks"}
+		for _, end := range ends {
+			send(t, rt, get(t, discord+"/channels/1/"+end))
+		}
+		d := 2 * time.Minute
+		saturate(t, rt, 12, d, func(w int) *http.Request {
+			return get(t, fmt.Sprintf("%s/channels/%d/%s", discord, w%2+2, ends[w/2%3]))
+		})
+		if want := int(0.9 * 2 * d.Seconds()); api.refused > 0 || api.served < want {
+			t.Errorf("%d refused and %d served, want none and at least %d", api.refused, api.served, want)
+		}
+	})
+}
+
+// A bucket joins the routes of one bot. Paths that Discord doesn't have don't fill the memory.
+func TestDiscordBucketsAreOfABot(t *testing.T) {
+	p := providers.Discord()
+	request := func(bot, path string) *http.Request {
+		req := get(t, discord+path)
+		req.Header.Set("Authorization", bot)
+		return req
+	}
+	key := func(bot, path string) string {
+		k, _ := p.Scope("route").Key(request(bot, path))
+		return k
+	}
+	learn := func(bot, path string) {
+		p.Settle(request(bot, path))(throttle.Cost{"bucket": 7})
+	}
+	learn("a", "/channels/1/messages")
+	learn("a", "/channels/1/pins")
+	learn("a", "/users/@me")
+	if a, b := key("a", "/channels/2/messages"), key("a", "/channels/2/pins"); a != b {
+		t.Errorf("%q and %q of one bucket", a, b)
+	}
+	if a, b := key("a", "/channels/2/pins"), key("a", "/channels/3/pins"); a == b {
+		t.Errorf("two channels have the key %q", a)
+	}
+	if a, b := key("b", "/channels/2/messages"), key("b", "/channels/2/pins"); a == b {
+		t.Errorf("another bot has the key %q for two routes", a)
+	}
+	old, recent := "/channels/1/messages/175928847299117063", fmt.Sprintf("/channels/1/messages/%d", (time.Now().UnixMilli()-1_420_070_400_000)<<22)
+	remove := func(path string) string {
+		req := request("a", path)
+		req.Method = http.MethodDelete
+		k, _ := p.Scope("route").Key(req)
+		return k
+	}
+	if a, b := remove(old), remove(recent); a == b {
+		t.Errorf("old and recent messages have the key %q", a)
+	}
+	for i := range 5_000 {
+		p.Settle(request("a", fmt.Sprintf("/%s", strings.Repeat("x", i%250)+string(rune('a'+i/250)))))(throttle.Cost{"bucket": int64(i + 10)})
+	}
+	if a, b := key("a", "/channels/2/messages"), key("a", "/channels/2/pins"); a == b {
+		t.Error("5,000 other paths, and nothing was forgotten")
+	}
+	if settled := p.Settle(request("a", "/users/@me"))(throttle.Cost{"bucket": 7, "invalid": 1}); len(settled) != 1 || settled["invalid"] != 1 {
+		t.Errorf("settled %v, want 1 invalid", settled)
+	}
+}
+
+// A webhook that Discord doesn't know is not used again, and other webhooks go on.
+func TestDiscordUnknownWebhook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := &scripted{}
+		rt := over(t, providers.Discord(), api)
+		hook := func(token string) *http.Request { return postJSON(t, discord+"/webhooks/1/"+token, `{"content":"a"}`) }
+		api.refuse(404, `{"message":"Unknown Webhook","code":10015}`)
+		send(t, rt, hook("a"))
+		if _, err := rt.RoundTrip(hook("a")); !errors.Is(err, throttle.ErrBanned) {
+			t.Errorf("%v, want ErrBanned", err)
+		}
+		api.refuse(404, `{"message":"Unknown Message","code":10008}`)
+		send(t, rt, hook("b"))
+		if status, _, took := send(t, rt, hook("b")); status != 200 || took != 0 {
+			t.Errorf("another webhook: %d after %v", status, took)
+		}
 	})
 }
 

@@ -98,12 +98,14 @@ func (ls pathLimits) scopes(page, unit string, of func(*http.Request) (path, key
 	return scopes
 }
 
-// matches reports whether a path has the form of a pattern, in which * stands for a segment.
+// matches reports whether a path has the form of a pattern, in which * stands for a segment, and # for
+// one of digits alone: an id, and not a word such as update_many.
 func matches(pattern, path string) bool {
 	for {
 		want, restWant, moreWant := strings.Cut(pattern, "/")
 		got, restGot, moreGot := strings.Cut(path, "/")
-		if want != got && (want != "*" || got == "") || moreWant != moreGot {
+		same := want == got || want == "*" && got != "" || want == "#" && isDigits(got)
+		if !same || moreWant != moreGot {
 			return false
 		}
 		if !moreWant {
@@ -122,6 +124,11 @@ func endpoint(method, path string, isID func(segment string) bool) string {
 		}
 	}
 	return method + " " + strings.Join(segments, "/")
+}
+
+// isDigits reports whether a segment of a path is a number.
+func isDigits(segment string) bool {
+	return segment != "" && strings.Trim(segment, "0123456789") == ""
 }
 
 // isNumbered reports whether a segment of a path is an id, because it has a digit and is no version

@@ -2,6 +2,7 @@ package providers
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,13 +18,22 @@ var githubPreset = Preset{Name: "github", Constructor: "GitHub()", kind: "Code a
 // share these limits, and responses report how much is left. Without a token the limit is 60
 // requests an hour. An organization of Enterprise Cloud has 15,000 requests (10,000 points). An app
 // has at least 5,000 for each of its installations: set Account to a function that returns the
-// installation. For an Enterprise Server, append its host to Hosts.
+// installation.
+//
+// For an Enterprise Server, append its host to Hosts. It has no rate limits unless its administrator
+// has set some. If it has none, leave only the limit of concurrent requests, which is a courtesy then:
+//
+//	p := providers.GitHub()
+//	p.Hosts = []string{"github.example.com"}
+//	p.Scopes, p.Cost = []providers.Scope{*p.Scope("user")}, nil
 //
 // Secondary limits also apply, and responses don't report their use: 100 concurrent requests; 900
 // REST points and 2,000 GraphQL points a minute, where a write is 5 points and another request 1;
 // and 80 requests a minute and 500 an hour that create content. GitHub has more secondary limits,
-// for CPU time and undisclosed ones. Every REST POST and every mutation is assumed to create
-// content. Those that wait for that limit don't delay other requests.
+// for CPU time and undisclosed ones. It doesn't document which requests create content. Every mutation
+// is assumed to, and in REST the writes that notify people: of issues, pull requests, their comments
+// and reviews, comments on commits, releases, invitations, collaborators and discussions of teams.
+// Those that wait for that limit don't delay other requests.
 //
 // The primary limits are counted in units with the names of GitHub's resources: "core", "search",
 // "code_search" and "graphql". Other resources, such as the audit log, have quotas of their own
@@ -156,10 +166,26 @@ func githubOther(req *http.Request) (resource string, counts bool) {
 	return resource, true
 }
 
-// githubCreates reports whether a request is assumed to create content.
+// githubContent are the paths whose writes create content: those that trigger notifications, which
+// GitHub's own SDK slows down. See
+// https://github.com/octokit/plugin-throttling.js/blob/2a9bd81/src/generated/triggers-notification-paths.ts,
+// read on 2026-11-28.
+var githubContent = strings.Fields(`
+	orgs/*/invitations orgs/*/teams/*/discussions orgs/*/teams/*/discussions/*/comments
+	repos/*/*/collaborators/* repos/*/*/commits/*/comments repos/*/*/issues repos/*/*/issues/*/comments
+	repos/*/*/pulls repos/*/*/pulls/*/comments repos/*/*/pulls/*/comments/*/replies repos/*/*/pulls/*/merge
+	repos/*/*/pulls/*/requested_reviewers repos/*/*/pulls/*/reviews repos/*/*/releases
+	teams/*/discussions teams/*/discussions/*/comments`)
+
+// githubCreates reports whether a request is assumed to create content. A repository has a path with
+// its owner and name, and one with its id.
 func githubCreates(req *http.Request) bool {
 	if !githubGraphQL(req) {
-		return req.Method == http.MethodPost
+		path := strings.TrimPrefix(strings.TrimPrefix(req.URL.Path, "/api/v3"), "/")
+		if id, is := strings.CutPrefix(path, "repositories/"); is {
+			path = "repos/-/" + id
+		}
+		return !githubReads(req) && slices.ContainsFunc(githubContent, func(pattern string) bool { return matches(pattern, path) })
 	}
 	var query struct{ Query string }
 	return decode(req, &query) && strings.HasPrefix(strings.TrimSpace(query.Query), "mutation")
@@ -172,9 +198,13 @@ func githubCost(req *http.Request) throttle.Cost {
 	case "core", "search", "code_search", "graphql":
 		c[resource] = 1
 	}
-	reads := githubGraphQL(req) || req.Method == http.MethodGet || req.Method == http.MethodHead || req.Method == http.MethodOptions
-	if !reads || githubCreates(req) {
+	if githubGraphQL(req) && githubCreates(req) || !githubGraphQL(req) && !githubReads(req) {
 		c["points"] = 5
 	}
 	return c
+}
+
+// githubReads reports whether a request of REST only reads.
+func githubReads(req *http.Request) bool {
+	return req.Method == http.MethodGet || req.Method == http.MethodHead || req.Method == http.MethodOptions
 }

@@ -290,6 +290,52 @@ func ExampleProvider_account() {
 	// 1002 200 OK
 }
 
+// Only what notifies people creates content: 80 a minute. Other writes have 900 points a minute, 5 each.
+func TestGitHubContent(t *testing.T) {
+	const repo = github + "/repos/octocat/hello-world"
+	for _, test := range []struct {
+		method, url string
+		content     bool
+	}{
+		{"POST", repo + "/issues", true},
+		{"POST", repo + "/issues/7/comments", true},
+		{"POST", repo + "/pulls/7/comments/8/replies", true},
+		{"PUT", repo + "/pulls/7/merge", true},
+		{"POST", repo + "/releases", true},
+		{"POST", github + "/repositories/1296269/issues", true},
+		{"POST", "https://uploads.github.com/repos/a/b/releases/1/assets", false},
+		{"POST", repo + "/statuses/6dcb09b", false},
+		{"POST", repo + "/check-runs", false},
+		{"POST", repo + "/git/blobs", false},
+		{"POST", repo + "/dispatches", false},
+		{"POST", repo + "/issues/7/labels", false},
+		{"POST", github + "/app/installations/1/access_tokens", false},
+		{"POST", github + "/markdown", false},
+	} {
+		want := 180
+		if test.content {
+			want = 80
+		}
+		checkBurst(t, providers.GitHub, test.method+" "+test.url, want, to(t, test.method, test.url, "{}"))
+	}
+	checkBurst(t, func() providers.Provider {
+		p := providers.GitHub()
+		p.Hosts = append(p.Hosts, "github.example.com")
+		return p
+	}, "Enterprise Server", 80, to(t, "POST", "https://github.example.com/api/v3/repos/a/b/issues", "{}"))
+	checkBurst(t, providers.GitHub, "reads", 900, to(t, "GET", repo+"/issues"))
+}
+
+// An Enterprise Server without limits can be left without those of github.com.
+func TestGitHubServerWithoutLimits(t *testing.T) {
+	checkUnlimited(t, func() providers.Provider {
+		p := providers.GitHub()
+		p.Hosts = []string{"github.example.com"}
+		p.Scopes, p.Cost = []providers.Scope{*p.Scope("user")}, nil
+		return p
+	}, "issues", to(t, "POST", "https://github.example.com/api/v3/repos/a/b/issues", "{}"))
+}
+
 func ExampleGitHub() {
 	client, err := providers.GitHub().Client(nil)
 	if err != nil {

@@ -27,6 +27,8 @@ func TestGoogleWorkspaceScopes(t *testing.T) {
 	checkBurst(t, preset, "reading and writing apart", 120, alternate(to(t, "GET", sheets), to(t, "POST", sheets+":batchUpdate", "{}")))
 	checkBurst(t, preset, "a POST that reads", 60, alternate(to(t, "POST", sheets+"/values:batchGetByDataFilter", "{}"), to(t, "GET", sheets)))
 	checkBurst(t, preset, "reading mail", 300, to(t, "GET", gmail+"messages/1"))
+	checkBurst(t, preset, "reading an attachment", 300, to(t, "GET", gmail+"messages/1/attachments/2"))
+	checkBurst(t, preset, "deleting mail to the trash", 300, alternate(to(t, "POST", gmail+"messages/1/trash"), to(t, "POST", gmail+"threads/1/trash")))
 	checkBurst(t, preset, "listing mail", 1_200, to(t, "GET", gmail+"messages"))
 	checkBurst(t, preset, "sending mail", 60, alternate(to(t, "POST", gmail+"messages/send", "{}"), to(t, "POST", "https://gmail.googleapis.com/upload/gmail/v1/users/me/messages/send", "{}")))
 	checkBurst(t, preset, "labels", 6_000, to(t, "GET", gmail+"labels/1"))
@@ -41,6 +43,21 @@ func TestGoogleWorkspaceScopes(t *testing.T) {
 	checkBurst(t, preset, "changing playlists", 200, to(t, "POST", youtube+"playlistItems", "{}"))
 	checkBurst(t, preset, "captions", 25, to(t, "POST", "https://www.googleapis.com/upload/youtube/v3/captions", "{}"))
 	checkUnlimited(t, preset, "another API", to(t, "GET", "https://www.googleapis.com/oauth2/v3/userinfo"))
+}
+
+// A project that used Gmail before May 2026 keeps its quotas.
+func TestOldGmail(t *testing.T) {
+	preset := func() providers.Provider {
+		p := providers.GoogleWorkspace(nil)
+		providers.OldGmail(&p)
+		return p
+	}
+	checkBurst(t, preset, "reading mail", 3_000, to(t, "GET", gmail+"messages/1"))
+	checkBurst(t, preset, "reading threads", 1_500, to(t, "GET", gmail+"threads/1"))
+	checkBurst(t, preset, "reading drafts and attachments", 3_000, alternate(to(t, "GET", gmail+"drafts/1"), to(t, "GET", gmail+"messages/1/attachments/2")))
+	checkBurst(t, preset, "sending mail", 150, to(t, "POST", gmail+"messages/send", "{}"))
+	checkBurst(t, preset, "a batch of three messages", 1_000, to(t, "POST", "https://gmail.googleapis.com/batch/gmail/v1", strings.Repeat("--b\r\nContent-Type: application/http\r\n\r\nGET /gmail/v1/users/me/messages/1\r\n\r\n", 3)))
+	checkBurst(t, preset, "reading a sheet", 60, to(t, "GET", sheets+"/values/A1"))
 }
 
 // Users share the project's limits.
@@ -90,7 +107,9 @@ func TestGoogleWorkspaceRefusals(t *testing.T) {
 		{name: "the project's minute", reply: refused(429, "rateLimitExceeded", project), next: someone(write), want: backoff},
 		{name: "Gmail names an instant", reply: refused(403, "rateLimitExceeded", "User-rate limit exceeded.  Retry after 2000-01-01T00:15:00.269Z"), first: mail, want: 15 * time.Minute},
 		{name: "the same as 429", reply: refused(429, "global/rateLimitExceeded", "User-rate limit exceeded.  Retry after 2000-01-01T00:15:00.269Z"), want: 15 * time.Minute},
-		{name: "the day's mails", reply: refused(403, "dailyLimitExceeded", "Daily user sending limit exceeded."), want: backoff},
+		{name: "rules for forwarding", reply: refused(403, "rateLimitExceeded", "User-rate limit exceeded.  Retry after 2000-01-01T00:15:00.269Z (Forwarding rules)"), first: to(t, "POST", gmail+"settings/filters", "{}"), want: 15 * time.Minute},
+		{name: "mail goes on while rules for forwarding are refused", reply: refused(403, "rateLimitExceeded", "User-rate limit exceeded.  Retry after 2000-01-01T00:15:00.269Z (Forwarding rules)"), next: mail},
+		{name: "the day's mails", first: mail, reply: refused(403, "dailyLimitExceeded", "Daily user sending limit exceeded."), want: backoff},
 		{name: "the day's requests, at 16:00 Pacific Time", reply: refused(403, "dailyLimitExceeded", "Daily Limit Exceeded"), first: files, want: 8 * time.Hour},
 		{name: "Drive, user", reply: refused(403, "userRateLimitExceeded", "User Rate Limit Exceeded"), want: backoff},
 		{name: "sharing", reply: refused(403, "global/sharingRateLimitExceeded", ""), first: to(t, "POST", googleFiles+"/1/permissions", "{}"), want: backoff},

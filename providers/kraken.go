@@ -21,10 +21,11 @@ var krakenPreset = Preset{Name: "kraken", Constructor: "Kraken()", kind: "Exchan
 // 1 a second is safe. The counter goes to 30, as it was measured.
 //
 // Adding or editing an order also counts in the matching engine, in a counter for each pair, which
-// goes to 60 and falls by 1 a second (Intermediate 125 and 2.34, Pro 180 and 3.75). The cost of
-// editing depends on the order's age, so it counts the maximum, 7. Amending and canceling cost up
-// to 8 and name no pair. They are not counted: leave room for them. The pair is read from the
-// request's body. Bodies without a readable pair count as one pair.
+// goes to 60 and falls by 1 a second (Intermediate 125 and 2.34, Pro 180 and 3.75). A batch of orders
+// counts half of their number, rounded up. The cost of editing depends on the order's age, so it
+// counts the maximum, 7. Amending and canceling cost up to 8 and name no pair. They are not counted:
+// leave room for them. The pair is read from the request's body, a form or JSON. Bodies without a
+// readable pair count as one pair, and a batch without readable orders as one of 15, the maximum.
 //
 // Refusals have status 200. "EService: Throttled" names the time until which to wait. After failed
 // keys Kraken locks the private calls of an account for about 15 minutes: callers get
@@ -32,7 +33,7 @@ var krakenPreset = Preset{Name: "kraken", Constructor: "Kraken()", kind: "Exchan
 func Kraken() Provider {
 	const page = "https://docs.kraken.com/exchange/guides/rest/ratelimits.md"
 	const engine = "https://docs.kraken.com/exchange/guides/general/ratelimits.md"
-	return Provider{
+	p := Provider{
 		Name: "kraken",
 		Scopes: []Scope{
 			some("pair", engine, krakenPair,
@@ -58,11 +59,13 @@ func Kraken() Provider {
 			{Path: "error.*", Text: "EService:Throttled", Kind: answers.Limited, Wide: true},
 			{Path: "error.*", Text: "EOrder:Domain rate limit exceeded", Kind: answers.Limited, Wide: true},
 			{Path: "error.*", Text: "EService: Throttled*", Kind: answers.Limited, Wide: true, Delay: []answers.Field{{Path: "error.*", After: "Throttled: ", Format: answers.EpochSeconds}}},
-			{Path: "error.*", Text: "EOrder:Rate limit exceeded", Kind: answers.Limited},
+			{Path: "error.*", Text: "EOrder:Rate limit exceeded", Kind: answers.Limited, Unit: "engine"},
 			{Path: "error.*", Text: "EAPI:Rate limit exceeded", Kind: answers.Limited, Wide: true},
 		}},
 		Hosts: []string{"api.kraken.com"},
 	}
+	p.Scope("pair").Shared = true // by orders that the key's counter counts and orders that it doesn't
+	return p
 }
 
 // krakenCalls returns the cost of a request in the key's counter.
@@ -93,14 +96,22 @@ func krakenEngine(req *http.Request) int64 {
 		return 1
 	case "/0/private/EditOrder":
 		return 7
+	case "/0/private/AddOrderBatch":
+		n := listed(form(req), "orders")
+		if n == 0 || n > krakenBatchMost {
+			n = krakenBatchMost
+		}
+		return (n + 1) / 2
 	}
 	return 0
 }
+
+const krakenBatchMost = 15 // orders in a batch
 
 // krakenPair returns the pair of an order.
 func krakenPair(req *http.Request) (pair string, counts bool) {
 	if krakenEngine(req) == 0 {
 		return "", false
 	}
-	return form(req).Get("pair"), true
+	return param(req, "pair"), true
 }

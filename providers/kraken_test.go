@@ -47,6 +47,37 @@ func TestKraken(t *testing.T) {
 	}
 }
 
+// A batch counts half of its orders in the counter of its pair, which goes to 60. The pair is read from
+// JSON as from a form.
+func TestKrakenReadsJSONAndBatches(t *testing.T) {
+	const api = "https://api.kraken.com/0/private/"
+	order := func(pair string) func() *http.Request {
+		return to(t, "POST", api+"AddOrder", `{"nonce":1,"pair":"`+pair+`","type":"buy","price":"%5"}`)
+	}
+	batch := func(pair string, orders int) func() *http.Request {
+		list := strings.TrimSuffix(strings.Repeat(`{"ordertype":"limit","volume":"1"},`, orders), ",")
+		return to(t, "POST", api+"AddOrderBatch", `{"nonce":"1","pair":"`+pair+`","orders":[`+list+`]}`)
+	}
+	written := func() *http.Request {
+		return kraken(t, "AddOrderBatch", "nonce=1&pair=XBTUSD&orders[0][ordertype]=limit&orders[0][volume]=1&orders[1][ordertype]=limit")
+	}
+	preset := func() providers.Provider {
+		p := providers.Kraken()
+		p.Scope("key").Policy.Tiers[0].Burst = 1_000
+		return p
+	}
+	checkAtOnce(t, preset, []atOnceTest{
+		{"orders of two pairs", 120, []func() *http.Request{order("XBTUSD"), order("ETHUSD")}},
+		{"batches of 15", 7, []func() *http.Request{batch("XBTUSD", 15)}},
+		{"batches of 3", 30, []func() *http.Request{batch("XBTUSD", 3)}},
+		{"batches of two pairs", 14, []func() *http.Request{batch("XBTUSD", 15), batch("ETHUSD", 15)}},
+		{"a batch and an order", 12, []func() *http.Request{batch("XBTUSD", 15), order("XBTUSD")}}, // 6 of 9 and 6 left over
+		{"a batch in a form", 60, []func() *http.Request{written}},
+		{"more orders than a batch can have", 7, []func() *http.Request{batch("XBTUSD", 500)}},
+		{"a batch without readable orders", 7, []func() *http.Request{to(t, "POST", api+"AddOrderBatch", `{"pair":"XBTUSD"`)}},
+	})
+}
+
 // Public calls count in a counter of 30, which falls by 1 a second. Trades and candles have one for
 // each pair.
 func TestKrakenPublic(t *testing.T) {
@@ -78,6 +109,8 @@ func TestKrakenRefusals(t *testing.T) {
 		{"EAPI with status 200", "Balance", `{"error":["EAPI:Rate limit exceeded"]}`, "Balance", time.Second, 2 * time.Second},
 		{"EOrder with status 200", "AddOrder", `{"error":["EOrder:Rate limit exceeded"]}`, "AddOrder", time.Second, 2 * time.Second},
 		{"EOrder leaves the other calls alone", "AddOrder", `{"error":["EOrder:Rate limit exceeded"]}`, "Balance", 0, 0},
+		{"EOrder of a batch", "AddOrderBatch", `{"error":["EOrder:Rate limit exceeded"]}`, "AddOrder", time.Second, 2 * time.Second},
+		{"EOrder of a batch leaves the other calls alone", "AddOrderBatch", `{"error":["EOrder:Rate limit exceeded"]}`, "Balance", 0, 0},
 		{"EGeneral, too many requests", "Balance", `{"error":["EGeneral:Too many requests"]}`, "Balance", time.Second, 2 * time.Second},
 		{"another error is not a refusal", "AddOrder", `{"error":["EOrder:Insufficient funds"]}`, "AddOrder", 0, 0},
 	} {

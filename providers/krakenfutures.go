@@ -1,7 +1,6 @@
 package providers
 
 import (
-	"encoding/json"
 	"net/http"
 	"strconv"
 	"strings"
@@ -88,11 +87,10 @@ func krakenTrade(req *http.Request) int64 {
 
 // krakenBatch returns the number of orders in a batch, or 10 if the body can't be read.
 func krakenBatch(req *http.Request) int64 {
-	var batch struct{ BatchOrder []any }
-	if json.Unmarshal([]byte(form(req).Get("json")), &batch) != nil || len(batch.BatchOrder) == 0 {
-		return 10
+	if n := listed(members([]byte(form(req).Get("json"))), "batchOrder"); n > 0 {
+		return n
 	}
-	return int64(len(batch.BatchOrder))
+	return 10
 }
 
 // krakenHistory returns the cost of a request in the tokens of the account's history.

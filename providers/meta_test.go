@@ -2,7 +2,9 @@ package providers_test
 
 import (
 	"fmt"
+	"net/http"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/apithrottle/throttle"
@@ -22,6 +24,46 @@ func TestMetaScopes(t *testing.T) {
 	checkBurst(t, preset, "two ad accounts", 120, alternate(account, other))
 	checkBurst(t, preset, "writing to an ad account", 20, to(t, "POST", metaGraph+"act_1/campaigns", "{}"))
 	checkBurst(t, preset, "Instagram's messages", 100, to(t, "POST", "https://graph.instagram.com/v25.0/1/messages", "{}"))
+}
+
+// whatsApp returns a function that makes a message from a phone number to a recipient.
+func whatsApp(t *testing.T, number, recipient string) func() *http.Request {
+	return to(t, "POST", metaGraph+number+"/messages", `{"messaging_product":"whatsapp","to":"`+recipient+`","type":"text","text":{"body":"hello"}}`)
+}
+
+// WhatsApp's messages count for their number and recipient, and not for the app.
+func TestMetaWhatsApp(t *testing.T) {
+	preset := func() providers.Provider { return providers.Meta(10) }
+	var all, two []func() *http.Request
+	for i := range 200 {
+		all = append(all, whatsApp(t, "106540352242922", fmt.Sprint(16505550000+i)))
+		two = append(two, all[i], whatsApp(t, "206540352242922", fmt.Sprint(16505550000+i)))
+	}
+	read := to(t, "POST", metaGraph+"106540352242922/messages", `{"messaging_product":"whatsapp","status":"read","message_id":"wamid.a"}`)
+	form := func() *http.Request {
+		req := to(t, "POST", metaGraph+"1/messages", "messaging_product=whatsapp&to=42")()
+		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		return req
+	}
+	checkAtOnce(t, preset, []atOnceTest{
+		{"a number", 80, all},
+		{"two numbers", 160, two},
+		{"a recipient", 1, []func() *http.Request{whatsApp(t, "1", "+1 (650) 555-5555"), whatsApp(t, "1", "16505555555")}},
+		{"a recipient of two numbers", 2, []func() *http.Request{whatsApp(t, "1", "42"), whatsApp(t, "2", "42")}},
+		{"a form", 1, []func() *http.Request{form}},
+		{"receipts", 80, []func() *http.Request{read}},
+		{"the app's other calls", 10, []func() *http.Request{to(t, "GET", metaGraph+"106540352242922/message_templates")}},
+		{"messages of a page", 10, []func() *http.Request{to(t, "POST", metaGraph+"me/messages", `{"recipient":{"id":"1"},"message":{"text":"a"}}`)}},
+	})
+	synctest.Test(t, func(t *testing.T) {
+		rt := over(t, providers.Meta(200), accepting{})
+		for range 2 {
+			send(t, rt, whatsApp(t, "1", "42")())
+		}
+		if _, _, took := send(t, rt, whatsApp(t, "1", "42")()); took < 6*time.Second || took > 7*time.Second {
+			t.Errorf("the next message to a recipient waited %v, want 6s", took)
+		}
+	})
 }
 
 func TestMetaRefusals(t *testing.T) {
@@ -56,6 +98,26 @@ func TestMetaRefusals(t *testing.T) {
 		{name: "abuse of content", reply: refused("368")},
 		{name: "too much data", reply: func() fakeapi.Reply { r := refused("1"); r.Status = 500; return r }()},
 		{name: "a percentage corrects nothing", reply: fakeapi.Reply{Header: map[string]string{"X-App-Usage": `{"call_count":100}`}}},
+	})
+}
+
+// A refusal pauses the recipient whom it is about, or the number.
+func TestMetaWhatsAppRefusals(t *testing.T) {
+	refused := func(code string) fakeapi.Reply {
+		return fakeapi.Reply{Status: 400, Body: `{"error":{"message":"(#` + code + `) Rate limit hit","type":"OAuthException","code":` + code + `,"error_data":{"messaging_product":"whatsapp"}}}`}
+	}
+	checkRefusals(t, func() providers.Provider {
+		p := providers.Meta(200)
+		p.Scope("recipient").Policy.Tiers[0].Limit = 45 // more than the pause allows
+		return p
+	}, []refusalTest{
+		{name: "a recipient", first: whatsApp(t, "1", "42"), next: whatsApp(t, "1", "42"), reply: refused("131056"), want: backoff},
+		{name: "other recipients go on", next: whatsApp(t, "1", "43"), reply: refused("131056")},
+		{name: "throughput", reply: refused("130429"), next: whatsApp(t, "1", "43"), want: backoff},
+		{name: "throughput of another number", reply: refused("130429"), next: whatsApp(t, "2", "43")},
+		{name: "spam", reply: refused("131048"), next: whatsApp(t, "1", "43"), want: backoff},
+		{name: "WhatsApp's business account", reply: refused("80007"), next: whatsApp(t, "1", "43"), want: backoff},
+		{name: "a message that is undeliverable", reply: refused("131026"), next: whatsApp(t, "1", "43")},
 	})
 }
 

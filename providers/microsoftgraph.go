@@ -1,6 +1,9 @@
 package providers
 
 import (
+	"cmp"
+	"encoding/base64"
+	"encoding/json"
 	"net/http"
 	"net/url"
 	"slices"
@@ -31,7 +34,11 @@ var microsoftGraphPreset = Preset{Name: "microsoft-graph", Constructor: "Microso
 //
 // Other services have limits that are not included. Each entry of a $batch counts, if all are of
 // one service. A batch for several services counts in none of them: split it. The id of the user in
-// a path names the mailbox.
+// a path names the mailbox. Below /me it is the user to whom the access token was issued, whose id is
+// read from the token but not verified: a wrong one could only choose another quota of this client. The
+// id in /me and /users/{id} is one mailbox; a user's name is another. A token that can't be read, such as
+// that of a personal account, stands for its user as a hash. Such tokens change about every hour, and a
+// new one begins a new quota, so a mailbox may then get twice its requests.
 //
 // A refusal, with status 429 or 503, pauses its service for the Retry-After, because earlier
 // requests count and prolong it. A batch with refused entries has status 200 and pauses nothing.
@@ -80,6 +87,7 @@ type graphCall struct {
 	path   []string // without the version
 	query  url.Values
 	bytes  int64
+	in     *http.Request
 }
 
 // graphCalls returns the calls of a request. There is at least one.
@@ -91,7 +99,7 @@ func graphCalls(req *http.Request) (calls []graphCall) {
 		decode(req, &b)
 		for _, r := range b.Requests {
 			if u, err := url.Parse(r.URL); err == nil {
-				calls = append(calls, graphCall{strings.ToUpper(r.Method), strings.Split(strings.Trim(u.Path, "/"), "/"), u.Query(), 0})
+				calls = append(calls, graphCall{strings.ToUpper(r.Method), strings.Split(strings.Trim(u.Path, "/"), "/"), u.Query(), 0, req})
 			}
 		}
 		if len(calls) > 0 {
@@ -100,7 +108,7 @@ func graphCalls(req *http.Request) (calls []graphCall) {
 		}
 	}
 	_, path, _ := strings.Cut(strings.Trim(req.URL.Path, "/"), "/")
-	c := graphCall{req.Method, strings.Split(path, "/"), req.URL.Query(), 0}
+	c := graphCall{req.Method, strings.Split(path, "/"), req.URL.Query(), 0, req}
 	if strings.HasSuffix(hostOf(req), ".sharepoint.com") {
 		c.path = []string{sharePoint}
 	}
@@ -109,6 +117,25 @@ func graphCalls(req *http.Request) (calls []graphCall) {
 	}
 	return []graphCall{c}
 }
+
+// graphUser returns the id of the user to whom the request's token was issued: the claim oid of
+// https://learn.microsoft.com/entra/identity-platform/access-token-claims-reference, read on 2026-11-28.
+// If there is none, it returns a name for the claim sub, or for the token.
+func graphUser(req *http.Request) string {
+	token := req.Header.Get("Authorization")
+	var claims struct{ Oid, Sub string }
+	if parts := strings.Split(token, "."); len(parts) == 3 && len(token) <= maxBody {
+		if text, err := base64.RawURLEncoding.DecodeString(parts[1]); err == nil {
+			_ = json.Unmarshal(text, &claims)
+		}
+	}
+	if len(claims.Oid) == graphID && strings.Trim(claims.Oid, "0123456789abcdef-") == "" {
+		return claims.Oid
+	}
+	return anonymous(cmp.Or(claims.Sub, token))
+}
+
+const graphID = 36 // bytes of an id such as 00aa00aa-bb11-cc22-dd33-44ee44ee44ee
 
 // mailboxes, identity and drives are the first segments of paths of a service, after /me/ or
 // /users/{id}/ too.
@@ -125,7 +152,7 @@ func (c graphCall) service() (name, key string) {
 	case (first == "users" || first == "groups") && len(rest) > 2:
 		key, rest = rest[1], rest[2:]
 	case first == "me" && len(rest) > 1:
-		key, rest = "me", rest[1:]
+		key, rest = graphUser(c.in), rest[1:]
 	}
 	switch at := rest[0]; {
 	case first == "teams", first == "chats", first == "teamwork", at == "joinedTeams", at == "chats", at == "team":

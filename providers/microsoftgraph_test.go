@@ -1,8 +1,10 @@
 package providers_test
 
 import (
+	"encoding/base64"
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,6 +39,53 @@ func TestMicrosoftGraphScopes(t *testing.T) {
 	checkBurst(t, preset, "sign-ins", 5, graph("auditLogs/signIns"))
 	checkBurst(t, preset, "conditional access", 1, alternate(graph("identity/conditionalAccess/policies"), graph("identityProtection/riskyUsers")))
 	checkBurst(t, preset, "uploads to a mailbox", 2, to(t, "POST", msGraph+"me/messages", string(make([]byte, 60_000_000))))
+}
+
+// Below /me each user has a mailbox, whatever the token. The mailbox of an id is the same in /users/{id}.
+func TestMicrosoftGraphMe(t *testing.T) {
+	const ann, bob = "00aa00aa-bb11-cc22-dd33-44ee44ee44ee", "11aa00aa-bb11-cc22-dd33-44ee44ee44ee"
+	token := func(claims string) string {
+		return "Bearer e30." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".c2lnbmF0dXJl"
+	}
+	by := func(path, authorization string) func() *http.Request {
+		return func() *http.Request {
+			req := get(t, msGraph+path)
+			req.Header.Set("Authorization", authorization)
+			return req
+		}
+	}
+	me := func(claims string) func() *http.Request { return by("me/messages", token(claims)) }
+	for _, test := range []struct {
+		name string
+		next func() *http.Request
+		want int
+	}{
+		{"two users", alternate(me(`{"oid":"`+ann+`"}`), me(`{"oid":"`+bob+`"}`)), 8},
+		{"two tokens of a user", alternate(me(`{"oid":"`+ann+`","iat":1}`), me(`{"oid":"`+ann+`","iat":2}`)), 4},
+		{"two tokens of a subject", alternate(me(`{"sub":"s","iat":1}`), me(`{"sub":"s","iat":2}`)), 4},
+		{"a user's id", alternate(me(`{"oid":"`+ann+`"}`), by("users/"+ann+"/events", token(`{"oid":"`+bob+`"}`))), 4},
+		{"tokens that can't be read", alternate(by("me/messages", "Bearer EwBwA8l6"), by("me/messages", "Bearer EwBwA8l7")), 8},
+		{"an id that is none", alternate(me(`{"oid":"secret"}`), me(`{"oid":"secret"}`)), 4},
+		{"a batch", alternate(func() *http.Request {
+			req := postJSON(t, msGraph+"$batch", `{"requests":[{"method":"GET","url":"/me/messages"}]}`)
+			req.Header.Set("Authorization", token(`{"oid":"`+ann+`"}`))
+			return req
+		}, me(`{"oid":"`+ann+`"}`)), 4},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				if n := atATime(t, providers.MicrosoftGraph(), 20, test.next); n != test.want {
+					t.Errorf("%d at once, want %d", n, test.want)
+				}
+			})
+		})
+	}
+	mailbox := providers.MicrosoftGraph().Scope("mailbox").Key
+	for _, authorization := range []string{"Bearer opaque-secret", token(`{"oid":"secret"}`), token(`{"sub":"secret"}`), token("secret")} {
+		if key, _ := mailbox(by("me/messages", authorization)()); len(key) != 16 || strings.Contains(key, "secret") {
+			t.Errorf("%s: the key is %q", authorization, key)
+		}
+	}
 }
 
 // A mailbox serves four requests at once, whatever their number in a batch.

@@ -16,7 +16,7 @@ var okxPreset = Preset{Name: "okx", Constructor: "OKX()", kind: "Exchanges and b
 // OKX is the V5 API of OKX, with the limits of an IP address and of a sub-account. Each endpoint
 // has a quota in 2 seconds, by OKX's documentation. It is for a user, or for an IP address if the
 // endpoint is public. Placing, amending and canceling orders have 60 for each instrument, or 300
-// orders in batches; options count by family. An endpoint that the table here lacks has 5. A
+// orders in batches, and 20 canceled algorithmic orders; options count by family. An endpoint that the table here lacks has 5. A
 // sub-account also has 1,000 new and amended orders of derivatives in 2 seconds. OKX doesn't
 // document whether the seconds roll, so they do.
 //
@@ -132,6 +132,8 @@ func okxPath(req *http.Request) (path string, instruments []string) {
 	switch path {
 	case "trade/order", "trade/amend-order", "trade/cancel-order":
 		return path, okxInstruments(req, 1)
+	case "trade/cancel-algos", "trade/cancel-advance-algos":
+		return path, okxInstruments(req, 10)
 	case "trade/batch-orders", "trade/amend-batch-orders", "trade/cancel-batch-orders":
 		const most = 20
 		instruments = okxInstruments(req, most)

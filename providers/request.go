@@ -83,15 +83,103 @@ func decode(req *http.Request, v any) bool {
 // anonymous returns a name for a text that must not be stored as it is.
 func anonymous(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(text)))[:16] }
 
-// form returns the request's parameters: those in its query, then those in a form body.
+// form returns the request's parameters: those in its query, then those in its body, which is a form,
+// in parts or a JSON object. A list or an object in JSON, which has names for others, is its JSON text.
+// What lies beyond maxBody is missing, and so is JSON that is longer.
 func form(req *http.Request) url.Values {
 	all := req.URL.Query()
-	if sent, err := url.ParseQuery(string(body(req))); err == nil {
-		for name, values := range sent {
-			all[name] = append(all[name], values...)
-		}
+	for name, values := range sent(req.Header.Get("Content-Type"), body(req)) {
+		all[name] = append(all[name], values...)
 	}
 	return all
+}
+
+// sent returns the parameters in a body. A body that begins with a brace is JSON, whatever its type,
+// because a text in it may look like a form.
+func sent(contentType string, body []byte) url.Values {
+	kind, params, _ := mime.ParseMediaType(contentType)
+	switch text := bytes.TrimSpace(body); {
+	case kind == "multipart/form-data":
+		return parts(body, params["boundary"])
+	case len(text) > 0 && text[0] == '{':
+		return members(text)
+	}
+	values, err := url.ParseQuery(string(body))
+	if err != nil {
+		return nil
+	}
+	return values
+}
+
+// members returns the members of a JSON object that are not null.
+func members(text []byte) url.Values {
+	var all map[string]json.RawMessage
+	if json.Unmarshal(text, &all) != nil {
+		return nil
+	}
+	values := url.Values{}
+	for name, raw := range all {
+		value := string(raw)
+		if value == "null" {
+			continue
+		}
+		if raw[0] == '"' {
+			_ = json.Unmarshal(raw, &value)
+		}
+		values.Set(name, value)
+	}
+	return values
+}
+
+// parts returns the parts of a multipart body that are no files, up to one that is cut off.
+func parts(body []byte, boundary string) url.Values {
+	values := url.Values{}
+	for r := multipart.NewReader(bytes.NewReader(body), boundary); boundary != ""; {
+		p, err := r.NextPart()
+		if err != nil {
+			break
+		}
+		value, err := io.ReadAll(p)
+		if err != nil {
+			break
+		}
+		if p.FileName() == "" {
+			values.Add(p.FormName(), string(value))
+		}
+	}
+	return values
+}
+
+// param returns a parameter of a request, as form does, that is a name or a number: no list and no
+// object. It returns "" if there is none. A longer text than any name has a name of its own instead,
+// because quotas keep their keys.
+func param(req *http.Request, name string) string {
+	const longest = 128 // bytes
+	value := form(req).Get(name)
+	switch {
+	case strings.HasPrefix(value, "{"), strings.HasPrefix(value, "["):
+		return ""
+	case len(value) > longest:
+		return anonymous(value)
+	}
+	return value
+}
+
+// listed returns the number of elements of a list: JSON text, or a parameter for each of its elements,
+// such as "orders[0][type]". It returns 0 if there is no such list.
+func listed(params url.Values, name string) int64 {
+	var list []json.RawMessage
+	if json.Unmarshal([]byte(params.Get(name)), &list) == nil {
+		return int64(len(list))
+	}
+	indexes := map[string]bool{}
+	for key := range params {
+		if index, is := strings.CutPrefix(key, name+"["); is {
+			index, _, _ = strings.Cut(index, "]")
+			indexes[index] = true
+		}
+	}
+	return int64(len(indexes))
 }
 
 // table returns the number of each name, from lists of the names that share a number.
@@ -103,43 +191,6 @@ func table(names map[int]string) map[string]int {
 		}
 	}
 	return numbers
-}
-
-// param returns a parameter of a request, a string or a number: from a JSON or multipart body, or else
-// from the query or a form body. It returns "" if there is none, or if it lies beyond maxBody.
-func param(req *http.Request, name string) (value string) {
-	switch kind, params, _ := mime.ParseMediaType(req.Header.Get("Content-Type")); kind {
-	case "application/json":
-		var all map[string]json.RawMessage
-		decode(req, &all)
-		if value = string(all[name]); json.Unmarshal(all[name], &value) != nil && !isNumbered(value) {
-			value = ""
-		}
-	case "multipart/form-data":
-		value = part(body(req), params["boundary"], name)
-	}
-	if value == "" {
-		value = form(req).Get(name)
-	}
-	return value
-}
-
-// part returns the value of a part of a multipart body, or "" if the part is missing or cut off.
-func part(body []byte, boundary, name string) string {
-	for r := multipart.NewReader(bytes.NewReader(body), boundary); boundary != ""; {
-		p, err := r.NextPart()
-		if err != nil {
-			break
-		}
-		if p.FormName() == name {
-			value, err := io.ReadAll(p)
-			if err != nil {
-				break
-			}
-			return string(value)
-		}
-	}
-	return ""
 }
 
 // inHeaders returns a quota whose limit and remaining count are in headers.

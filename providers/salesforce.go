@@ -19,8 +19,9 @@ var salesforcePreset = Preset{
 // calls in any 24 hours, whatever the user and the app: 100,000 and 1,000 for each license in the
 // Enterprise Edition, 15,000 in the Developer Edition. It also has 25 calls at once that last 20
 // seconds or longer (5 in the Developer Edition). How long a call will take is not known, so all
-// calls count in that limit: raise it if yours are short. A host names its org, so each org has
-// quotas of its own.
+// calls count in that limit: raise it if yours are short. Each of the up to 25 requests in a
+// composite/batch is a call, one after the other; other composite calls are one. A host names its org,
+// so each org has quotas of its own.
 //
 // Responses report the use of the whole org. When others have used up the day, calls go at the
 // day's average rate, because the calls of a day ago make room little by little. A refusal has
@@ -34,8 +35,11 @@ func Salesforce(perDay int64) Provider {
 	return Provider{
 		Name: "salesforce",
 		Scopes: []Scope{some("org", page, salesforceOrg,
-			throttle.PerDay(perDay), org, throttle.Tier{Limit: 25, Algorithm: throttle.Concurrency})},
-		Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"org": 1} },
+			throttle.PerDay(perDay), org, throttle.Tier{Limit: 25, Algorithm: throttle.Concurrency, Unit: "concurrent"})},
+		Cost: func(req *http.Request) throttle.Cost {
+			n := salesforceCalls(req)
+			return throttle.Cost{"requests": n, "org": n, "concurrent": 1}
+		},
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{{
 				Unit: "org", Window: 24 * time.Hour, Authoritative: true, // other names in this header are other quotas
@@ -57,4 +61,18 @@ func salesforceOrg(req *http.Request) (org string, counts bool) {
 	org, _, _ = strings.Cut(hostOf(req), ".")
 	path := strings.TrimSuffix(req.URL.Path, "/")
 	return org, strings.HasPrefix(path, "/services/") && path != "/services/data" && !strings.HasPrefix(path, "/services/oauth2/")
+}
+
+// salesforceCalls returns the number of calls in a request. A batch that can't be read has the most.
+// See https://developer.salesforce.com/docs/platform/api-rest/guide/resources-composite-batch.html, read
+// on 2026-11-28.
+func salesforceCalls(req *http.Request) int64 {
+	const most = 25
+	if !strings.HasSuffix(strings.TrimSuffix(req.URL.Path, "/"), "/composite/batch") {
+		return 1
+	}
+	if n := listed(form(req), "batchRequests"); 0 < n && n < most {
+		return n
+	}
+	return most
 }

@@ -19,6 +19,10 @@ func TestSalesforceScopes(t *testing.T) {
 	checkBurst(t, preset, "an org's day", 20, alternate(query, to(t, "POST", "https://acme.my.salesforce.com/services/Soap/u/50.0", "<x/>")))
 	checkBurst(t, preset, "two hosts of one org", 20, alternate(query, to(t, "GET", "https://acme.lightning.force.com/services/data/v62.0/query")))
 	checkBurst(t, preset, "two orgs", 40, alternate(query, to(t, "GET", "https://acme--dev.sandbox.my.salesforce.com/services/data/v62.0/query")))
+	const composite = "https://acme.my.salesforce.com/services/data/v62.0/composite"
+	checkBurst(t, preset, "batches of three calls", 6, to(t, "POST", composite+"/batch", `{"batchRequests":[{"method":"GET","url":"v62.0/limits"},{},{}]}`))
+	checkBurst(t, preset, "another composite call is one", 20, to(t, "POST", composite, `{"compositeRequest":[{},{},{}]}`))
+	checkBurst(t, func() providers.Provider { return providers.Salesforce(100) }, "batches that can't be read", 4, to(t, "POST", composite+"/batch", `{"batchRequests":[`))
 	checkUnlimited(t, preset, "the list of versions is free", to(t, "GET", "https://acme.my.salesforce.com/services/data/"))
 	checkUnlimited(t, preset, "logging in is free", to(t, "POST", "https://login.salesforce.com/services/oauth2/token", "{}"))
 }

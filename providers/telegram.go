@@ -18,37 +18,51 @@ var telegramPreset = Preset{Name: "telegram", Constructor: "Telegram()", kind: "
 // setWebhook has one call a second, close has one in 10 minutes, and the rest are not limited.
 // Telegram tolerates short bursts. It doesn't document how it counts, so windows roll.
 //
+// Each picture of an album is a message, and so is each that forwardMessages or copyMessages names. An
+// album goes to a chat as soon as one message may, and the next message then waits a second for each
+// picture. To a group and for the bot all of an album must find room, but at most 20 and 30 messages:
+// keep these tiers that large. An album that can't be read has 10 pictures.
+//
 // The chat_id is read from the query, or from a JSON, form or multipart body. A negative number or
 // a @name is a group or channel. A message without a readable chat counts for the bot alone. Paid
 // broadcasts have more than 30 a second.
 //
-// A refusal pauses its chat for as long as the response asks. A refusal of a method that sends
-// nothing pauses the bot.
+// A refusal pauses its chat for as long as the response asks. The refusal of an album has status 400
+// and names the wait in its description. A refusal of a method that sends nothing pauses the bot.
 func Telegram() Provider {
 	const faq, group = "https://core.telegram.org/bots/faq", "https://github.com/python-telegram-bot/python-telegram-bot/wiki/Avoiding-flood-limits"
 	const source = "https://github.com/tdlib/telegram-bot-api/blob/01a3679/telegram-bot-api/Query.cpp"
-	messages := func(limit int64, window time.Duration) throttle.Tier {
-		return throttle.Tier{Limit: limit, Window: window, Unit: "messages"}
-	}
+	chat := bucket(1, time.Second, 1)
+	chat.Unit, chat.Estimated = "chat", true // an album is one message until it is sent
 	return Provider{
 		Name: "telegram",
 		Scopes: []Scope{
 			some("setWebhook", source, when(telegramIs("setWebhook")), throttle.PerSecond(1)),
 			some("close", source, when(telegramIs("close")), throttle.Tier{Limit: 1, Window: 10 * time.Minute}),
-			some("chat", faq, telegramChat, messages(1, time.Second)),
-			some("group", group, telegramGroup, messages(20, time.Minute)),
-			some("bot", faq, telegramBot, messages(30, time.Second)),
+			some("chat", faq, telegramChat, chat),
+			some("group", group, telegramGroup, minute(telegramGroupMost, "group")),
+			some("bot", faq, telegramBot, throttle.Tier{Limit: telegramBotMost, Window: time.Second, Unit: "messages"}),
 		},
-		Cost: func(req *http.Request) throttle.Cost {
-			if telegramSends(req) {
-				return throttle.Cost{"messages": 1}
+		Cost: telegramCost,
+		Settle: func(req *http.Request) func(throttle.Cost) throttle.Cost {
+			n := telegramMessages(req)
+			return func(reported throttle.Cost) throttle.Cost {
+				reported["chat"] *= n
+				return reported
 			}
-			return throttle.Cost{"messages": 0}
 		},
-		Profile: answers.Profile{RetryAfter: []answers.Field{
-			{Header: "Retry-After", Format: answers.RetryAfter},
-			{Path: "parameters.retry_after", Format: answers.Seconds},
-		}},
+		Profile: answers.Profile{
+			RetryAfter: []answers.Field{
+				{Header: "Retry-After", Format: answers.RetryAfter},
+				{Path: "parameters.retry_after", Format: answers.Seconds},
+			},
+			Charges: []answers.Charge{{Unit: "chat", ByStatus: map[int]int64{http.StatusTooManyRequests: 0, 0: 1}}},
+			// As in https://github.com/rubenlagus/TelegramBots/issues/1520, read on 2026-11-28.
+			Rules: []answers.Rule{{
+				Status: http.StatusBadRequest, Path: "description", Text: "*Too Many Requests: retry after *", Kind: answers.Limited,
+				Delay: []answers.Field{{Path: "description", After: "retry after", Format: answers.Seconds}},
+			}},
+		},
 		Hosts: []string{"api.telegram.org"},
 	}
 }
@@ -68,6 +82,46 @@ func telegramSends(req *http.Request) bool {
 		}
 	}
 	return false
+}
+
+// The most messages that a request costs in the limits of a group and of a bot.
+const (
+	telegramGroupMost = 20
+	telegramBotMost   = 30
+)
+
+// telegramMessages returns the number of messages that a request sends. A list that can't be read has
+// as many as https://core.telegram.org/bots/api, read on 2026-11-28, allows.
+func telegramMessages(req *http.Request) int64 {
+	if !telegramSends(req) {
+		return 0
+	}
+	name, most := "", int64(0)
+	switch strings.ToLower(path.Base(req.URL.Path)) {
+	case "sendmediagroup":
+		name, most = "media", 10
+	case "forwardmessages", "copymessages":
+		name, most = "message_ids", 100
+	default:
+		return 1
+	}
+	if n := listed(form(req), name); 0 < n && n < most {
+		return n
+	}
+	return most
+}
+
+// telegramCost returns the messages of a request, as its chat, its group and its bot count them.
+func telegramCost(req *http.Request) throttle.Cost {
+	n := telegramMessages(req)
+	cost := throttle.Cost{"messages": min(n, telegramBotMost)}
+	if _, counts := telegramChat(req); counts {
+		cost["chat"] = 1
+	}
+	if _, counts := telegramGroup(req); counts {
+		cost["group"] = min(n, telegramGroupMost)
+	}
+	return cost
 }
 
 // telegramBot returns a name for the bot.

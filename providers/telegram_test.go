@@ -88,8 +88,73 @@ func TestTelegram(t *testing.T) {
 		{name: "other chats go on", next: message("-200"), reply: refused(90, "Retry-After")},
 		{name: "hours close the chat", reply: refused(9_000, "X"), want: closed},
 		{name: "a chat that moved", reply: fakeapi.Reply{Status: 400, Body: `{"ok":false,"error_code":400,"parameters":{"migrate_to_chat_id":-1001}}`}, want: time.Second},
+		{name: "an album is refused", first: to(t, "POST", telegram+"sendMediaGroup", `{"chat_id":-100,"media":[{},{}]}`), next: message("-100"), want: 8 * time.Second,
+			reply: fakeapi.Reply{Status: 400, Body: `{"ok":false,"error_code":400,"description":"Bad Request: failed to send message #1 with the error message \"Too Many Requests: retry after 8\""}`}},
+		{name: "other chats go on after an album", next: message("-200"),
+			reply: fakeapi.Reply{Status: 400, Body: `{"ok":false,"error_code":400,"description":"Bad Request: failed to send message #1 with the error message \"Too Many Requests: retry after 8\""}`}},
 		{name: "close alone waits", first: to(t, "POST", telegram+"close"), next: message("1"), reply: refused(540, "Retry-After")},
 		{name: "getMe waits for the bot", first: to(t, "POST", telegram+"getMe"), next: message("1"), reply: refused(61, "Retry-After"), want: 61 * time.Second},
+	})
+}
+
+// An album goes at once to a chat that may have one message, and costs as many messages as it has
+// pictures.
+func TestTelegramCountsEachMessage(t *testing.T) {
+	album := func(chat string, pictures int) func() *http.Request {
+		list := strings.TrimSuffix(strings.Repeat(`{"type":"photo","media":"a"},`, pictures), ",")
+		return to(t, "POST", telegram+"sendMediaGroup", fmt.Sprintf(`{"chat_id":%s,"media":[%s]}`, chat, list))
+	}
+	form := func() *http.Request {
+		req := to(t, "POST", telegram+"sendMediaGroup", url.Values{"chat_id": {"-1"}, "media": {`[{"media":"a"},{"media":"b"}]`}}.Encode())()
+		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		return req
+	}
+	forward := func(chat string, messages int) func() *http.Request {
+		list := strings.TrimSuffix(strings.Repeat("7,", messages), ",")
+		return to(t, "POST", telegram+"forwardMessages", fmt.Sprintf(`{"chat_id":%s,"from_chat_id":1,"message_ids":[%s]}`, chat, list))
+	}
+	message := func(chat string) func() *http.Request {
+		return to(t, "POST", telegram+"sendMessage", fmt.Sprintf(`{"chat_id":%s,"text":"hello"}`, chat))
+	}
+	for _, test := range []struct {
+		name        string
+		first, next func() *http.Request
+		chat        time.Duration // the next message to the chat waits
+		group       int64         // messages that count for the group
+		bot         int64
+	}{
+		{"an album to a chat", album("42", 10), message("42"), 10 * time.Second, 0, 10},
+		{"an album to a group", album("-1", 10), message("-1"), 10 * time.Second, 10, 10},
+		{"an album in a form", form, message("-1"), 2 * time.Second, 2, 2},
+		{"an album that can't be read", to(t, "POST", telegram+"sendMediaGroup?chat_id=-1"), message("-1"), 10 * time.Second, 10, 10},
+		{"three messages", forward("42", 3), message("42"), 3 * time.Second, 0, 3},
+		{"a hundred messages", forward("42", 100), message("42"), 100 * time.Second, 0, 30},
+		{"a hundred messages to a group", forward("-1", 100), message("-1"), 100 * time.Second, 20, 30},
+		{"a message", message("-1"), message("-1"), time.Second, 1, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				if cost := providers.Telegram().Cost(test.first()); cost["group"] != test.group || cost["messages"] != test.bot {
+					t.Errorf("%v, want %d for the group and %d for the bot", cost, test.group, test.bot)
+				}
+				rt := over(t, providers.Telegram(), accepting{})
+				if _, _, took := send(t, rt, test.first().WithContext(t.Context())); took != 0 {
+					t.Errorf("waited %v", took)
+				}
+				if _, _, took := send(t, rt, test.next().WithContext(t.Context())); took < test.chat || took > test.chat+time.Second {
+					t.Errorf("the next message waited %v, want %v", took, test.chat)
+				}
+			})
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		rt, start := over(t, providers.Telegram(), accepting{}), time.Now()
+		for range 3 {
+			send(t, rt, album("-1", 10)().WithContext(t.Context()))
+		}
+		if took := time.Since(start); took < time.Minute {
+			t.Errorf("30 pictures to a group in %v, want a minute", took)
+		}
 	})
 }
 

@@ -27,7 +27,8 @@ var zendeskPreset = Preset{
 //
 // Responses report how much is left, of the account and of endpoints, and when the minute ends. A
 // refusal pauses the endpoint or the object, or the account if it has nothing left. If a refusal
-// names no wait, the pause is a minute, or seconds if there are too many jobs. An account has 30
+// names no wait, the pause is a minute, an hour if it is for the requests of an hour, or seconds if
+// there are too many jobs. An account has 30
 // jobs at once, which are not limited here. Path segments with a digit are assumed to be ids.
 func Zendesk(requests int64) Provider {
 	const left = "Ratelimit-Remaining"
@@ -45,6 +46,8 @@ func Zendesk(requests int64) Provider {
 			Rules: []answers.Rule{
 				{Status: http.StatusTooManyRequests, Header: left, Value: "0", Kind: answers.Limited, Wait: time.Minute, Wide: true},
 				{Status: http.StatusTooManyRequests, Header: "X-Rate-Limit-Remaining", Value: "0", Kind: answers.Limited, Wait: time.Minute, Wide: true},
+				// As in https://github.com/zendesk/zendesk_api_client_php/issues/422, read on 2026-11-28.
+				{Status: http.StatusTooManyRequests, Text: "*requests per hour exceeded*", Kind: answers.Limited, Wait: time.Hour},
 				{Status: http.StatusTooManyRequests, Path: "error", Text: "TooManyJobs", Kind: answers.Limited},
 				{Status: http.StatusTooManyRequests, Kind: answers.Limited, Wait: time.Minute},
 				{Status: http.StatusServiceUnavailable, Text: "*allowed API requests per minute*", Kind: answers.Limited, Wait: time.Minute, Wide: true},
@@ -62,22 +65,26 @@ func Zendesk(requests int64) Provider {
 		some("attachments", zendeskPage, begins("/attachments/token/"), throttle.PerMinute(2_500)),
 		some("endpoint", zendeskPage, zendeskEndpoint, fixed(requests, time.Minute, "")), // the account's, until responses report less
 		some("account", zendeskPage, zendeskAccount, account))
+	for i := range p.Scopes {
+		p.Scopes[i].Policy.MaxPause = time.Hour + time.Minute
+	}
 	return p
 }
 
 const zendeskPage = "https://developer.zendesk.com/api-reference/introduction/rate-limits/"
 
-// zendeskLimits are limits of the account and, before them, those of its objects.
+// zendeskLimits are limits of the account and, before them, those of its objects. A job for many objects,
+// such as PUT tickets/update_many, is none of their updates.
 var zendeskLimits = endpointLimits{path: zendeskPath, of: []endpointLimit{
-	{"ticket", zendeskPage, 2, throttle.Tier{Limit: 30, Window: 10 * time.Minute}, []string{"PUT tickets/*"}},
-	{"view", zendeskPage, 2, throttle.PerMinute(5), []string{"GET views/*/execute"}},
-	{"target", zendeskPage, 2, throttle.PerMinute(5), []string{"PUT users/*", "PUT organizations/*"}},
-	{"tickets", zendeskPage, together, throttle.PerMinute(100), []string{"PUT tickets/*"}},
+	{"ticket", zendeskPage, 2, throttle.Tier{Limit: 30, Window: 10 * time.Minute}, []string{"PUT tickets/#"}},
+	{"view", zendeskPage, 2, throttle.PerMinute(5), []string{"GET views/#/execute"}},
+	{"target", zendeskPage, 2, throttle.PerMinute(5), []string{"PUT users/#", "PUT organizations/#"}},
+	{"tickets", zendeskPage, together, throttle.PerMinute(100), []string{"PUT tickets/#"}},
 	{"deep pages", zendeskPage, together, throttle.PerMinute(50), []string{"GET tickets/deep"}},
-	{"users", zendeskPage, together, throttle.PerSecond(1), []string{"PUT users/*", "POST users/create_or_update"}},
+	{"users", zendeskPage, together, throttle.PerSecond(1), []string{"PUT users/#", "POST users/create_or_update"}},
 	{"exports", zendeskPage, together, throttle.PerMinute(10), []string{"GET incremental", "GET incremental/*", "GET incremental/*/*"}},
 	{"search", zendeskPage, together, throttle.PerMinute(100), []string{"GET search/export"}},
-	{"side conversations", zendeskPage, together, throttle.Tier{Limit: 300, Window: 10 * time.Minute}, []string{"POST tickets/*/side_conversations", "POST tickets/*/side_conversations/*"}},
+	{"side conversations", zendeskPage, together, throttle.Tier{Limit: 300, Window: 10 * time.Minute}, []string{"POST tickets/#/side_conversations", "POST tickets/#/side_conversations/*"}},
 	{"events", zendeskPage, together, throttle.Tier{Limit: 600, Window: 10 * time.Minute}, []string{"GET tickets/side_conversations/events"}},
 }}
 

@@ -140,6 +140,49 @@ func TestMeterArray(t *testing.T) {
 	}
 }
 
+// Elements are counted once the body has been read to its end, and there may be none.
+func TestMeterCountsElements(t *testing.T) {
+	p := Profile{Charges: []Charge{
+		{Unit: "points", Field: in("issues.*.id", Elements)},
+		{Unit: "points", Field: in("users.*.id", Elements), Times: 2},
+	}}
+	h := http.Header{"Content-Type": {"application/json"}}
+	for body, want := range map[string]string{
+		`{"issues":[{"id":"1","fields":{"id":"x"}},{"id":"2"},{"key":"A-3"}],"isLast":true}`: "charged 2 points",
+		`{"issues":[{"id":1}],"users":[{"id":"a"},{"id":"b"}]}` + "\n":                       "charged 5 points",
+		`{"issues":[]}`:             "charged 0 points",
+		`{"errorMessages":["no"]}`:  "charged 0 points",
+		`{"issues":[{"id":"1"}`:     "nothing",
+		`{"issues":[{"id":"1"}]]}`:  "nothing",
+		`[{"issues":[{"id":"1"}]}]`: "charged 0 points",
+	} {
+		for _, portion := range []int{1, 7, 1_000} {
+			if got := charged(p, h, body, portion); got != want {
+				t.Errorf("%s: %s, want %s", body, got, want)
+			}
+		}
+	}
+}
+
+// A hash is the same number for the same text alone, and none for no text.
+func TestChargeHash(t *testing.T) {
+	p := Profile{Charges: []Charge{{Unit: "bucket", Field: at("X-Bucket", Hash)}}}
+	seen := map[int64]string{}
+	for _, text := range []string{"a", "b", "0", "-1", "1e99", strings.Repeat("a", 9_000), "a"} {
+		charged := p.Read(Response{Status: 200, Header: http.Header{"X-Bucket": {text}}}).Charged
+		if len(charged) != 1 || charged[0].Unit != "bucket" || charged[0].N < 1 {
+			t.Fatalf("%.9s: %v", text, charged)
+		}
+		if other, is := seen[charged[0].N]; is != (other == text) {
+			t.Errorf("%.9s has the number of %.9s", text, other)
+		}
+		seen[charged[0].N] = text
+	}
+	if charged := p.Read(Response{Status: 200, Header: http.Header{}}).Charged; len(charged) != 0 {
+		t.Errorf("no header: %v", charged)
+	}
+}
+
 // message returns a message of Amazon's with some headers and a payload.
 func message(headers, payload string) string {
 	b := binary.BigEndian.AppendUint32(nil, uint32(16+len(headers)+len(payload)))

@@ -52,6 +52,10 @@ func TestValidate(t *testing.T) {
 		{Profile{Charges: []Charge{{Or: at("C", Seconds)}}}, "Charges[0].Field is empty: set its Header or Path, or set ByStatus\nCharges[0].Or has the Format Seconds: clear it, because this field is a Number"},
 		{Profile{Charges: []Charge{{Field: num("C"), Times: -1}}}, "Charges[0].Times is -1: it must be at least 0"},
 		{Profile{Charges: []Charge{{ByStatus: map[int]int64{304: 0, 0: 1}}}}, ""},
+		{Profile{Charges: []Charge{{Field: in("issues.*.id", Elements)}, {Field: at("Bucket", Hash)}}}, ""},
+		{Profile{Charges: []Charge{{Field: at("C", Elements), Or: num("D")}}}, "Charges[0].Field has the Format Elements, but no Path alone: set a Path, and no Header"},
+		{Profile{Charges: []Charge{{Field: in("a.*", Elements), Or: num("D")}}}, "Charges[0].Or is set, but the Format Elements counts the values at one Path: use a Charge for each"},
+		{quota(Quota{Remaining: at("R", Hash)}), "Quotas[0].Remaining has the Format Hash: clear it, because this field is a Number"},
 		{Profile{Charges: []Charge{{ByStatus: map[int]int64{304: 0}, Field: num("C")}}}, "Charges[0].ByStatus is set together with Fields, which are then ignored: use one Charge for each"},
 		{Profile{Charges: []Charge{{ByStatus: map[int]int64{42: 0, 200: -1}}}}, "Charges[0].ByStatus has the status 42: it must be from 100 to 999, or 0 for every other\n" +
 			"Charges[0].ByStatus charges -1 for status 200: it must be from 0 to 999999999999999"},

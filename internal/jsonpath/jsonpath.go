@@ -27,6 +27,7 @@ type Query struct {
 
 	value []byte // the string, unescaped, or the number or boolean
 	nth   int    // value was the nth value that the scanner found; 0 if there is none
+	count int64  // of the values that were selected, if Last
 	live  int    // the number of steps of Path that lead to the scanner's position
 	rest  int    // the next step begins at Path[rest]; after the last step rest is len(Path) + 1
 }
@@ -57,6 +58,7 @@ type Scanner struct {
 	depth   int    // open objects and arrays that a path leads into
 	arrays  uint64 // bit i is set if the container at depth i is an array
 	skipped int    // open brackets in a value that no path leads into
+	whole   bool   // the text was read to its end
 	here    bool   // a path ends at the next value
 	deeper  bool   // a path continues in the next value
 
@@ -129,6 +131,17 @@ func (s *Scanner) Find(path, pattern string) (value []byte, n int) {
 		}
 	}
 	return nil, 0
+}
+
+// Count returns how many values the query with this path, no pattern and Last selected. It returns
+// false if there is no such query, or if s has not read the text to its end.
+func (s *Scanner) Count(path string) (n int64, ok bool) {
+	for i := range s.Queries {
+		if q := &s.Queries[i]; q.Path == path && q.Pattern == "" && q.Last {
+			return q.count, s.whole
+		}
+	}
+	return 0, false
 }
 
 // Match reports whether v matches a pattern: a text that may begin or end with *, or both, where *
@@ -227,7 +240,7 @@ func (s *Scanner) enter(step []byte) {
 // endValue ends a value. It takes the queries back to where they were before the value.
 func (s *Scanner) endValue() {
 	s.state = valued
-	if s.depth == 0 || s.pending == 0 {
+	if s.whole = s.depth == 0; s.whole || s.pending == 0 {
 		s.state = done
 		return
 	}
@@ -329,6 +342,7 @@ func (s *Scanner) record(v []byte) {
 			continue
 		}
 		s.found++
+		q.count++
 		if q.value, q.nth = append(q.value[:0], v...), s.found; q.Last && s.Each != nil {
 			s.Each(v)
 		}
