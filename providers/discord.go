@@ -42,7 +42,7 @@ func Discord() Provider {
 	p := Provider{
 		Name: "discord",
 		Scopes: []Scope{
-			some("path", "https://github.com/discord/discord-api-docs/issues/5385", func(req *http.Request) (string, bool) { return discordRoute(req).path, true }, noLimit),
+			byAddress(some("path", "https://github.com/discord/discord-api-docs/issues/5385", func(req *http.Request) (string, bool) { return discordRoute(req).path, true }, noLimit)),
 			some("route", page, func(req *http.Request) (string, bool) { return buckets.key(req), true },
 				throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency}),
 			some("bot", page, when(func(req *http.Request) bool { return !discordInteraction(req) }), throttle.PerSecond(50)),
