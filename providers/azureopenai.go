@@ -60,6 +60,8 @@ func AzureOpenAI(requests, tokens int64) Provider {
 				{Header: "Retry-After-Ms", Format: answers.Millis},
 				{Header: "Retry-After", Format: answers.RetryAfter},
 				{Path: "error.message", After: "retry after ", Format: answers.Seconds},
+				{Path: "error.message", After: "ry again in ", Format: answers.Seconds},
+				{Path: "message", After: "ry again in ", Format: answers.Seconds}, // of API Management
 			},
 			Rules: append(openAIRules(),
 				answers.Rule{Status: http.StatusTooManyRequests, Header: "Policy-Id", Value: "*Call*", Kind: answers.Limited, Delay: reset("Requests")},
@@ -75,6 +77,9 @@ func AzureOpenAI(requests, tokens int64) Provider {
 func azureDeployment(req *http.Request, bodies *prompt.Reader) (deployment string, counts bool) {
 	resource, _, _ := strings.Cut(hostOf(req), ".")
 	parts := strings.Split(strings.TrimPrefix(req.URL.Path, "/"), "/")
+	if len(parts) > 3 && parts[0] == "api" && parts[1] == "projects" { // the endpoint of a project in the resource
+		parts = parts[3:]
+	}
 	switch {
 	case req.Method != http.MethodPost:
 		return "", false
