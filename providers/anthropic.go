@@ -146,7 +146,8 @@ func isBatch(req *http.Request) bool {
 	return req.URL.Path == "/v1/messages/batches" || strings.HasPrefix(req.URL.Path, "/v1/messages/batches/")
 }
 
-// isMessage reports whether a request is for an answer, also in OpenAI's protocol.
+// isMessage reports whether a request is for an answer, also in OpenAI's protocol, which has the same limits:
+// https://platform.claude.com/docs/en/cli-sdks-libraries/libraries/openai-sdk, read on 2026-11-28.
 func isMessage(req *http.Request) bool {
 	return req.Method == http.MethodPost && (req.URL.Path == "/v1/messages" || req.URL.Path == "/v1/chat/completions")
 }

@@ -158,8 +158,10 @@ func bedrockRate(model string) int {
 // The numbers are those of the pages below "Inference request parameters" of the user guide, such as
 // https://docs.aws.amazon.com/bedrock/latest/userguide/model-parameters-meta.html, and of the model
 // cards, read on 2026-11-28. Nova's default is "dynamic", so here it is the greatest value, which is in
-// https://docs.aws.amazon.com/nova/latest/userguide/complete-request-schema.html. The name of an
-// application inference profile has no maker, so it may be Claude.
+// https://docs.aws.amazon.com/nova/latest/userguide/complete-request-schema.html. That of Nova 2 is from a
+// client, https://docs.rs/mixtape-core/latest/src/mixtape_core/models/nova.rs.html. Other makers have the
+// greatest value of DeepSeek-R1. The name of an application inference profile has no maker, so it may be
+// Claude.
 var bedrockOutputs = []struct {
 	name             string
 	invoke, converse int64
@@ -171,7 +173,7 @@ var bedrockOutputs = []struct {
 	{"cohere.", 4_096, 4_096}, {"ai21.", 4_096, 4_096},
 	{"openai.gpt-oss", 16_384, 16_384}, {"openai.", 128_000, 128_000},
 	{"anthropic.", 128_000, 128_000},
-	{".", 32_768, 32_768}, // as DeepSeek-R1
+	{".", 32_768, 32_768},
 	{"", 128_000, 128_000},
 }
 

@@ -80,7 +80,10 @@ func Gemini(requests, inputTokens, requestsPerDay int64) Provider {
 	return p
 }
 
-// geminiRules returns the rules of errors at a path. Interactions have codes of their own.
+// geminiRules returns the rules of errors at a path. Interactions have codes of their own: see
+// https://ai.google.dev/gemini-api/docs/troubleshooting. The limits of spending are on the page of the
+// scope. Clients captured a limit of 0, as in https://github.com/continuedev/continue/issues/9570, and the
+// message of the limit of spending. All were read on 2026-11-28.
 func geminiRules(in string) []answers.Rule {
 	const status = http.StatusTooManyRequests
 	delay := []answers.Field{ // the delay of the details is cut to the second

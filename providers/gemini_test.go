@@ -181,8 +181,7 @@ func TestGeminiRefusals(t *testing.T) {
 	}
 }
 
-// A refusal for the spend of ten minutes is the project's: other models wait, too. Clients captured it without
-// a time, and with one.
+// A refusal for the spend of ten minutes is the project's: other models wait, too.
 func TestGeminiSpend(t *testing.T) {
 	const message = "You exceeded your spend-based rate limit. Your spending rate has exceeded the allowed limit for your account's billing history and tier."
 	for body, want := range map[string]time.Duration{

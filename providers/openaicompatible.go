@@ -150,7 +150,8 @@ func (c *compatible) groq() {
 }
 
 // openRouter is for a host whose errors have the headers of the limit in their bodies, and an error of the
-// upstream provider as text.
+// upstream provider as text. The day of free models ends at midnight in UTC, see
+// https://openrouter.ai/docs/client-sdks/typescript/models/freemodeldailyrequests, read on 2026-11-28.
 func (c *compatible) openRouter() {
 	model := &c.Scopes[0]
 	model.Key = namedModel(c.bodies.Peek)
@@ -287,8 +288,9 @@ func (c *compatible) settles(used answers.Field) {
 	c.Profile.Charges = []answers.Charge{{Unit: "tokens", Field: used, Or: answers.Field{Path: "usage.total_tokens"}}}
 }
 
-// learns is for a host that counts the tokens of a response and not those that a request allows. What a
-// response costs beyond the estimate of its prompt is the output: not every host counts reasoning there.
+// learns is for a host that counts the tokens of a response and not those that a request allows, as
+// https://docs.x.ai/docs/rate-limits says, read on 2026-11-28. What a response costs beyond the estimate of
+// its prompt is taken for the output, because completion_tokens of xAI lack those of reasoning.
 func (c *compatible) learns(used answers.Field) {
 	c.settles(used)
 	if c.tokens <= 0 {
@@ -322,9 +324,8 @@ const (
 )
 
 // cerebrasOutput is the tokens of output that Cerebras reserves for a request that sets no maximum. The
-// documentation speaks of an upper bound. Clients measured this one:
-// https://github.com/anomalyco/opencode/pull/5036 and https://github.com/dcdpr/jp/pull/1085, read on
-// 2026-11-28.
+// documentation speaks of an upper bound. A client measured this one:
+// https://github.com/dcdpr/jp/pull/1085, read on 2026-11-28.
 const cerebrasOutput = 16_384
 
 // splitsCached is for a host that has a bucket of tokens without those from its cache, and one of three times
