@@ -33,23 +33,24 @@ var bedrockPreset = Preset{
 //
 // AWS reserves the input and max_tokens of a request. Set max_tokens: without it AWS reserves the
 // default of the model, which for Converse is its largest output. The estimate here is then 128,000
-// for Claude and GPT-5, 32,768 for a maker that isn't listed here, and less for Llama, Titan, Nova,
-// Mistral, Cohere, AI21 and gpt-oss. At the end a request costs its input, cache writes, and output times a rate that depends on the model, which the response
-// reports. This may be more than AWS reserved. So a request is charged the greater of both: an
-// estimate of its input, as for [OpenAI], and max_tokens, or the output that is expected times the
-// rate, at most the quota. The expected output comes from earlier answers of the model to requests
-// with the same max_tokens, as for [Anthropic]. While there are none, it is max_tokens, and at most
-// 4,000. Each rate has a scope: "x5" is Claude from 3.7 on, "x15" from 4.8 on, "x10" from 5 on and
-// GPT-5, "x1" all others. A model whose name an application inference profile hides is in "x5".
+// for Claude and GPT-5, 32,768 for a maker that isn't listed here, and the documented number for
+// Llama, Titan, Nova, Mistral, Cohere, AI21 and gpt-oss. At the end a request costs its input,
+// cache writes, and output times a rate that depends on the model, which the response reports. This
+// may be more than AWS reserved. So a request is charged the greater of both: an estimate of its
+// input, as for [OpenAI], and max_tokens, or the output that is expected times the rate, at most
+// the quota. The expected output comes from earlier answers of the model to requests with the same
+// max_tokens, as for [Anthropic]. While there are none, it is max_tokens, and at most 4,000. Each
+// rate has a scope: "x5" is Claude from 3.7 on, "x15" from 4.8 on, "x10" from 5 on and GPT-5, "x1"
+// all others. A model whose name an application inference profile hides is in "x5".
 //
 // AWS also limits the tokens of a day, by default to 1,440 minutes. New accounts have less: add a
 // tier for a day to the scopes, with the Unit of the tokens there.
 //
 // Refusals pause their model; they name no wait. After one for the tokens of a day, whose end AWS
 // doesn't document, the model waits an hour if Policy.MaxPause allows it. If not, it is closed with
-// throttle.ErrBanned, and one request tries after each MaxPause. A refusal because a model is not ready, or by a
-// quota that is not of time, pauses nothing. A request is not sent after its signature has expired;
-// see [AWSSendBy].
+// throttle.ErrBanned, and one request tries after each MaxPause. A refusal because a model is not
+// ready, or by a quota that is not of time, pauses nothing. A request is not sent after its
+// signature has expired; see [AWSSendBy].
 func Bedrock(requests, tokens int64) Provider {
 	const page = "https://docs.aws.amazon.com/bedrock/latest/userguide/quotas-token-burndown.html"
 	api := &bedrock{bodies: prompt.Reader{Image: anthropicImage}, tokens: tokens, output: newOutputs()}

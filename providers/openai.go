@@ -49,9 +49,10 @@ var openAIPreset = Preset{
 //
 // Of a body above 16 MB only the beginning is read, and of a body without GetBody only the length
 // is known. A 429 for lack of credit, for a spend limit, or for a request above the limit, pauses
-// nothing, because waiting doesn't help, nor does one because flex processing has no room. Other refusals pause the model. A daily limit may ask for more than
-// Policy.MaxPause, which closes the model's quota with throttle.ErrBanned. If only the message asks
-// for it, one request tries after each MaxPause.
+// nothing, because waiting doesn't help, nor does one because flex processing has no room. Other
+// refusals pause the model. A daily limit may ask for more than Policy.MaxPause, which closes the
+// model's quota with throttle.ErrBanned. If only the message asks for it, one request tries after
+// each MaxPause.
 func OpenAI(requests, tokens int64) Provider {
 	const page = "https://developers.openai.com/api/docs/guides/rate-limits"
 	bodies := &prompt.Reader{Image: openAIImage}
