@@ -3,7 +3,6 @@ package providers
 import (
 	"math"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
@@ -31,8 +30,9 @@ var anthropicPreset = Preset{
 // has another. The same holds for other families. Fast mode has a pool of its own, with the same
 // limits unless responses report lower ones. Requests are spread over the minute, because Anthropic
 // may enforce 60 a minute as 1 a second. The limits of tokens are buckets that refill continuously.
-// Requests for message batches have 1,000 a minute, for all models. Anthropic doesn't publish the
-// limits of token counting and of files, so these are not limited here.
+// Requests in OpenAI's protocol, to /v1/chat/completions, count as messages do. Requests for
+// message batches have 1,000 a minute, for all models. Anthropic doesn't publish the limits of
+// token counting and of files, so these are not limited here.
 //
 // Until the response reports the real cost, a request is charged an estimate. A stream reports its
 // cost at its end. A stream that is cut off costs its estimate.
@@ -55,6 +55,8 @@ var anthropicPreset = Preset{
 // Each process learns for itself. Of a body above 16 MB only the beginning is read, and of a body
 // without GetBody only the length is known: four bytes count as one token.
 //
+// A refusal of a long prompt that the plan doesn't include pauses nothing, because shorter ones pass.
+//
 // A reported reset is the time when the whole quota is available again, rather than some of it.
 // Reported remaining counts are rounded to thousands of tokens. The headers of the priority tier
 // are not read, because a request above its limit goes on at standard capacity. The headers of
@@ -74,7 +76,7 @@ func Anthropic(requests, input, output int64) Provider {
 	charge := func(unit, name string) answers.Charge {
 		return answers.Charge{Unit: unit, Field: answers.Field{Path: "usage." + name}, Or: answers.Field{Path: "message.usage." + name}}
 	}
-	api := &anthropic{bodies: prompt.Reader{Image: anthropicImage, Blocks: true}, output: prompt.Learner{First: 4_000}}
+	api := &anthropic{bodies: prompt.Reader{Image: anthropicImage, Blocks: true}, output: newOutputs()}
 	return Provider{
 		Name: "anthropic",
 		Scopes: []Scope{
@@ -92,14 +94,27 @@ func Anthropic(requests, input, output int64) Provider {
 				charge(inputTokens, "input_tokens"), charge(inputTokens, cacheCreation), charge(cacheCreation, cacheCreation), charge(cacheRead, cacheRead),
 				// The message_start of a stream reports the first token only.
 				{Unit: outputTokens, Field: answers.Field{Path: "usage.output_tokens"}},
+				// In OpenAI's protocol.
+				{Unit: inputTokens, Field: answers.Field{Path: "usage.prompt_tokens"}},
+				{Unit: outputTokens, Field: answers.Field{Path: "usage.completion_tokens"}},
 			},
-			Rules: []answers.Rule{
-				{Status: http.StatusTooManyRequests, Path: "error.details.error_code", Text: "enforced_spend_limit_reached", Kind: answers.Other, Reason: "spend limit"},
-				{Status: statusOverloaded, Header: "Retry-After", Kind: answers.Limited, Reason: "overloaded"},
-				{Status: statusOverloaded, Kind: answers.Other, Reason: "overloaded"},
-			},
+			Rules: anthropicRules(),
 		},
 		Hosts: []string{"api.anthropic.com"},
+	}
+}
+
+// anthropicRules returns the rules of refusals that are not of the rate. Clients captured those of the plan:
+// https://github.com/anthropics/claude-code/issues/50784 and #6871, read on 2026-11-28.
+func anthropicRules() []answers.Rule {
+	const status = http.StatusTooManyRequests
+	return []answers.Rule{
+		{Status: status, Path: "error.details.error_code", Text: "enforced_spend_limit_reached", Kind: answers.Other, Reason: "spend limit"},
+		{Status: status, Path: "error.message", Text: "Extra usage is required*", Kind: answers.Other, Reason: "not in the plan"},
+		{Status: status, Path: "error.message", Text: "Usage credits are required for long context*", Kind: answers.Other, Reason: "not in the plan"},
+		{Status: status, Path: "error.message", Text: "*long context beta is not yet available*", Kind: answers.Other, Reason: "not in the plan"},
+		{Status: statusOverloaded, Header: "Retry-After", Kind: answers.Limited, Reason: "overloaded"},
+		{Status: statusOverloaded, Kind: answers.Other, Reason: "overloaded"},
 	}
 }
 
@@ -123,7 +138,7 @@ const (
 // anthropic is what a Provider knows of the Messages API.
 type anthropic struct {
 	bodies prompt.Reader
-	output prompt.Learner
+	output *outputs
 	cache  prompt.Cache
 }
 
@@ -131,8 +146,10 @@ func isBatch(req *http.Request) bool {
 	return req.URL.Path == "/v1/messages/batches" || strings.HasPrefix(req.URL.Path, "/v1/messages/batches/")
 }
 
+// isMessage reports whether a request is for an answer, also in OpenAI's protocol, which has the same limits:
+// https://platform.claude.com/docs/en/cli-sdks-libraries/libraries/openai-sdk, read on 2026-11-28.
 func isMessage(req *http.Request) bool {
-	return req.Method == http.MethodPost && req.URL.Path == "/v1/messages"
+	return req.Method == http.MethodPost && (req.URL.Path == "/v1/messages" || req.URL.Path == "/v1/chat/completions")
 }
 
 // family returns the family and the major version of the model in a message request, such as
@@ -184,18 +201,7 @@ func (a *anthropic) cost(req *http.Request) throttle.Cost {
 		return nil
 	}
 	p := a.bodies.Peek(req)
-	output := a.output.Estimate(answerKinds(p)...)
-	if most := p.Number("max_tokens"); most > 0 {
-		output = min(output, most)
-	}
-	return throttle.Cost{inputTokens: p.Tokens - a.cached(p).Tokens, outputTokens: output}
-}
-
-// answerKinds returns the kinds of requests whose answers are as long: those to the same model, and those
-// to the same instructions with the same max_tokens.
-func answerKinds(p prompt.Prompt) []uint64 {
-	model := p.Fields["model"]
-	return []uint64{prompt.Kind(model), prompt.Kind(model, strconv.FormatUint(p.Instructions, 36), p.Fields["max_tokens"])}
+	return throttle.Cost{inputTokens: p.Tokens - a.cached(p).Tokens, outputTokens: a.output.expect(asked(p))}
 }
 
 // cached returns the place up to which the request's input is free.
@@ -212,7 +218,7 @@ func (a *anthropic) settle(req *http.Request) func(throttle.Cost) throttle.Cost 
 		return nil
 	}
 	p := a.bodies.Take(req)
-	end, expected, admitted := a.output.Begin(answerKinds(p)...), a.cached(p), time.Now()
+	end, expected, admitted := a.output.begin(asked(p)), a.cached(p), time.Now()
 	return func(reported throttle.Cost) throttle.Cost {
 		n := min(reported[outputTokens], algorithms.MaxLimit)
 		longs := max(1, time.Since(admitted).Seconds()/longAnswer.Seconds())

@@ -74,6 +74,69 @@ func TestAnthropicRefusals(t *testing.T) {
 	})
 }
 
+// A refusal of a long prompt that the plan doesn't include is no limit: shorter ones pass.
+func TestAnthropicPlan(t *testing.T) {
+	for text, pauses := range map[string]bool{
+		"Extra usage is required for long context requests.":                           false,
+		"Usage credits are required for long context requests.":                        false,
+		"The long context beta is not yet available for this subscription.":            false,
+		"This request would exceed your account's rate limit. Please try again later.": true,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			api := anthropic(100_000, 1e9, 1e9)
+			rt := over(t, providers.Anthropic(60_000, 1e9, 1e9), api)
+			api.Trap(fakeapi.Reply{Status: 429, Body: fmt.Sprintf(`{"type":"error","error":{"type":"rate_limit_error","message":%q}}`, text)})
+			send(t, rt, message(t, "claude-opus-4-8", 10, 10, false))
+			if _, _, took := send(t, rt, message(t, "claude-opus-4-8", 10, 10, false)); pauses != (took >= time.Second) || !pauses && took > 0 {
+				t.Errorf("%s: the next request waited %v", text, took)
+			}
+		})
+	}
+}
+
+// Requests in OpenAI's protocol share the limits of messages, and are charged what their responses report.
+func TestAnthropicOpenAIProtocol(t *testing.T) {
+	const url = "https://api.anthropic.com/v1/chat/completions"
+	chat := func(t *testing.T, most string) *http.Request {
+		return postJSON(t, url, `{"model":"claude-opus-4-8"`+most+`,"messages":[{"role":"user","content":"`+strings.Repeat("one ", 1_000)+`"}]}`)
+	}
+	p := providers.Anthropic(60_000, 1e6, 1e6)
+	if family, counts := p.Scope("family").Key(chat(t, "")); family != "opus-4" || !counts {
+		t.Errorf("family %q, %v", family, counts)
+	}
+	for most, want := range map[string]int64{"": 4_000, `,"max_tokens":70`: 70, `,"max_completion_tokens":80`: 80} {
+		if got := p.Cost(chat(t, most)); got["output-tokens"] != want || got["input-tokens"] < 1_000 || got["input-tokens"] > 1_020 {
+			t.Errorf("%s: %v, want 1,000 and %d", most, got, want)
+		}
+	}
+	usage := `{"usage":{"prompt_tokens":400,"completion_tokens":80,"total_tokens":480}}`
+	for name, reply := range map[string]replying{
+		"JSON":   {Body: usage},
+		"stream": {Header: map[string]string{"Content-Type": "text/event-stream"}, Body: "data: {\"choices\":[]}\n\ndata: " + usage + "\n\ndata: [DONE]\n\n"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			rt, n := over(t, providers.Anthropic(60_000, 41_000, 12_500), &reply), 0
+			for ; n < 200; n++ {
+				req := chat(t, "")
+				if n%2 == 1 { // of the same pool
+					req = message(t, "claude-opus-4-1", 1_000, 100, false)
+				}
+				if _, _, took := send(t, rt, req); took > 0 {
+					break
+				}
+			}
+			if n < 99 || n > 102 { // 400 of 41,000 for each, and 1,000 for the last
+				t.Errorf("%s: %d requests before one waited, want about 100", name, n)
+			}
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		if got := atOnce(t, providers.Anthropic(60, 1e6, 1e6), 120, func() *http.Request { return chat(t, "") }); got != 1 {
+			t.Errorf("%d requests at once, want 1", got)
+		}
+	})
+}
+
 // The models of one family and major version share a pool, and fast mode has one of its own.
 func TestAnthropicPools(t *testing.T) {
 	key := providers.Anthropic(1, 1, 1).Scope("family").Key

@@ -60,6 +60,9 @@ func AzureOpenAI(requests, tokens int64) Provider {
 				{Header: "Retry-After-Ms", Format: answers.Millis},
 				{Header: "Retry-After", Format: answers.RetryAfter},
 				{Path: "error.message", After: "retry after ", Format: answers.Seconds},
+				{Path: "error.message", After: "ry again in ", Format: answers.Seconds},
+				// Of API Management, as in https://github.com/18F/piipan/issues/2530, read on 2026-11-28.
+				{Path: "message", After: "ry again in ", Format: answers.Seconds},
 			},
 			Rules: append(openAIRules(),
 				answers.Rule{Status: http.StatusTooManyRequests, Header: "Policy-Id", Value: "*Call*", Kind: answers.Limited, Delay: reset("Requests")},
@@ -75,6 +78,12 @@ func AzureOpenAI(requests, tokens int64) Provider {
 func azureDeployment(req *http.Request, bodies *prompt.Reader) (deployment string, counts bool) {
 	resource, _, _ := strings.Cut(hostOf(req), ".")
 	parts := strings.Split(strings.TrimPrefix(req.URL.Path, "/"), "/")
+	// The endpoint of a project in the resource. See
+	// https://learn.microsoft.com/python/api/azure-ai-projects/azure.ai.projects.aiprojectclient, read on
+	// 2026-11-28.
+	if len(parts) > 3 && parts[0] == "api" && parts[1] == "projects" {
+		parts = parts[3:]
+	}
 	switch {
 	case req.Method != http.MethodPost:
 		return "", false

@@ -33,6 +33,10 @@ func TestAzureOpenAIDeployments(t *testing.T) {
 		{"acme.services.ai.azure.com/openai/v1/responses", `{"model":"gpt"}`, "acme/gpt", true},
 		{"acme.services.ai.azure.com/models/chat/completions", `{"model":"gpt"}`, "acme/gpt", true},
 		{"acme.services.ai.azure.com/anthropic/v1/messages", `{"model":"claude"}`, "acme/claude", true},
+		{"acme.services.ai.azure.com/api/projects/one/openai/v1/responses", `{"model":"gpt"}`, "acme/gpt", true},
+		{"acme.services.ai.azure.com/api/projects/two/openai/v1/responses", `{"model":"gpt"}`, "acme/gpt", true},
+		{"acme.services.ai.azure.com/api/projects/one/agents", `{"model":"gpt"}`, "", false},
+		{"acme.services.ai.azure.com/api/projects/one", `{"model":"gpt"}`, "", false},
 		{"acme.openai.azure.com/openai/v1/files", "{}", "", false},
 		{"acme.openai.azure.com/openai/batches", "{}", "", false},
 		{"acme.cognitiveservices.azure.com/vision/v3.2/analyze", `{"model":"gpt"}`, "", false},
@@ -107,6 +111,9 @@ func TestAzureOpenAIRefusals(t *testing.T) {
 		wait   time.Duration
 	}{
 		{"the message", 429, nil, fmt.Sprintf(classic, 33), 33 * time.Second},
+		{"API Management's message", 429, nil, `{"statusCode":429,"message":"Rate limit is exceeded. Try again in 40 seconds."}`, 40 * time.Second},
+		{"that message in an error", 429, nil, `{"error":{"code":"429","message":"Rate limit is exceeded. Try again in 30 seconds."}}`, 30 * time.Second},
+		{"flex processing is full", 429, nil, `{"error":{"code":"resource_unavailable"}}`, 0},
 		{"retry-after-ms", 429, map[string]string{"retry-after-ms": "1250", "Retry-After": "2"}, "", 1250 * time.Millisecond},
 		{"a retry-after-ms of 0", 429, map[string]string{"retry-after-ms": "0", "Retry-After": "2"}, "", 2 * time.Second},
 		{"requests", 429, map[string]string{"policy-id": "DeploymentRatelimit-Call", "x-ratelimit-reset-requests": "4", "x-ratelimit-reset-tokens": "50"}, "", 4 * time.Second},

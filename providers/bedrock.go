@@ -3,9 +3,11 @@ package providers
 import (
 	"fmt"
 	"net/http"
+	"path"
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
@@ -30,37 +32,36 @@ var bedrockPreset = Preset{
 // bedrock-mantle have other quotas.
 //
 // AWS reserves the input and max_tokens of a request. Set max_tokens: without it AWS reserves the
-// largest output of the model, and the estimate here is 128,000. At the end a request costs its
-// input, cache writes, and output times a rate that depends on the model, which the response
-// reports. This may be more than AWS reserved. So a request is charged the greater of both: an
-// estimate of its input, as for [OpenAI], and max_tokens, or the output that is expected times the
-// rate, at most the quota. The expected output comes from earlier answers of the model to requests
-// with the same max_tokens, as for [Anthropic]. While there are none, it is max_tokens, and at most
-// 4,000. Each rate has a scope: "x5" is Claude from 3.7 on, "x15" from 4.8 on, "x10" from 5 on and
-// GPT-5, "x1" all others. A model whose name an application inference profile hides is in "x5".
+// default of the model, which for Converse is its largest output. The estimate here is then 128,000
+// for Claude and GPT-5, 32,768 for a maker that isn't listed here, and the documented number for
+// Llama, Titan, Nova, Mistral, Cohere, AI21 and gpt-oss. At the end a request costs its input,
+// cache writes, and output times a rate that depends on the model, which the response reports. This
+// may be more than AWS reserved. So a request is charged the greater of both: an estimate of its
+// input, as for [OpenAI], and max_tokens, or the output that is expected times the rate, at most
+// the quota. The expected output comes from earlier answers of the model to requests with the same
+// max_tokens, as for [Anthropic]. While there are none, it is max_tokens, and at most 4,000. Each
+// rate has a scope: "x5" is Claude from 3.7 on, "x15" from 4.8 on, "x10" from 5 on and GPT-5, "x1"
+// all others. A model whose name an application inference profile hides is in "x5".
 //
 // AWS also limits the tokens of a day, by default to 1,440 minutes. New accounts have less: add a
 // tier for a day to the scopes, with the Unit of the tokens there.
 //
-// Refusals pause their model; they name no wait. A refusal because a model is not ready, or by a
-// quota that is not of time, pauses nothing. A request is not sent after its signature has expired;
-// see [AWSSendBy].
+// Refusals pause their model; they name no wait. After one for the tokens of a day, whose end AWS
+// doesn't document, the model waits an hour if Policy.MaxPause allows it. If not, it is closed with
+// throttle.ErrBanned, and one request tries after each MaxPause. A refusal because a model is not
+// ready, or by a quota that is not of time, pauses nothing. A request is not sent after its
+// signature has expired; see [AWSSendBy].
 func Bedrock(requests, tokens int64) Provider {
 	const page = "https://docs.aws.amazon.com/bedrock/latest/userguide/quotas-token-burndown.html"
-	api := &bedrock{bodies: prompt.Reader{Image: anthropicImage}, tokens: tokens, output: prompt.Learner{First: 4_000}}
+	api := &bedrock{bodies: prompt.Reader{Image: anthropicImage}, tokens: tokens, output: newOutputs()}
 	bodies := &api.bodies
 	p := Provider{
-		Name:   "bedrock",
-		Cost:   api.cost,
-		Settle: api.settle,
-		SendBy: AWSSendBy,
-		Profile: answers.Profile{
-			Rules: append([]answers.Rule{
-				{Status: http.StatusTooManyRequests, Header: "X-Amzn-Errortype", Value: "ModelNotReady*", Kind: answers.Other, Reason: "not ready"},
-				{Status: http.StatusForbidden, Header: "X-Amzn-Errortype", Value: "AccessDenied*", Kind: answers.Other, Reason: "no access"},
-			}, AWSProfile(false).Rules...),
-		},
-		Hosts: []string{"bedrock-runtime*.amazonaws.com", "bedrock-runtime*.api.aws"},
+		Name:    "bedrock",
+		Cost:    api.cost,
+		Settle:  api.settle,
+		SendBy:  AWSSendBy,
+		Profile: answers.Profile{Rules: append(bedrockRules(), AWSProfile(false).Rules...)},
+		Hosts:   []string{"bedrock-runtime*.amazonaws.com", "bedrock-runtime*.api.aws"},
 	}
 	charge := func(unit, header, converse, stream string, times int) {
 		p.Profile.Charges = append(p.Profile.Charges,
@@ -91,6 +92,16 @@ func Bedrock(requests, tokens int64) Provider {
 	return p
 }
 
+// bedrockRules returns the rules of Bedrock alone.
+func bedrockRules() []answers.Rule {
+	const status = http.StatusTooManyRequests
+	return []answers.Rule{
+		{Status: status, Header: "X-Amzn-Errortype", Value: "ModelNotReady*", Kind: answers.Other, Reason: "not ready"},
+		{Status: status, Path: "message", Text: "Too many tokens per day*", Kind: answers.Limited, Wait: time.Hour, Reason: "tokens per day"},
+		{Status: http.StatusForbidden, Header: "X-Amzn-Errortype", Value: "AccessDenied*", Kind: answers.Other, Reason: "no access"},
+	}
+}
+
 // bedrockUnit returns the unit of the tokens of models with a rate.
 func bedrockUnit(rate int) string { return fmt.Sprint("tokens-x", rate) }
 
@@ -104,14 +115,14 @@ func bedrockModel(req *http.Request, read func(*http.Request) prompt.Prompt) (mo
 		body := read(req)
 		return body.Fields["model"], readsPrompt(req, body)
 	}
-	path, invokes := strings.CutPrefix(req.URL.Path, "/model/")
-	end := max(0, strings.LastIndexByte(path, '/'))
-	switch path[end:] {
+	call, invokes := strings.CutPrefix(req.URL.Path, "/model/")
+	end := max(0, strings.LastIndexByte(call, '/'))
+	switch call[end:] {
 	case "/invoke", "/invoke-with-response-stream", "/converse", "/converse-stream":
 	default:
 		return "", false
 	}
-	of, model := path[:end], path[:end]
+	of, model := call[:end], call[:end]
 	if strings.HasPrefix(of, "arn:") {
 		model = of[strings.LastIndexByte(of, '/')+1:]
 	}
@@ -141,9 +152,45 @@ func bedrockRate(model string) int {
 	return 1
 }
 
-// bedrockOutput is the output tokens that a request without max_tokens reserves: the most of the model,
-// which is 64,000 to 128,000 for large ones.
-const bedrockOutput = 128_000
+// bedrockOutputs are the output tokens that a request without max_tokens reserves, by parts of models'
+// names; the first that occurs counts. InvokeModel takes the default of the model's parameter, and
+// Converse the greatest value of it, as
+// https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_InferenceConfiguration.html says.
+// The numbers are those of the pages below "Inference request parameters" of the user guide, such as
+// https://docs.aws.amazon.com/bedrock/latest/userguide/model-parameters-meta.html, and of the model
+// cards, read on 2026-11-28. Nova's default is "dynamic", so here it is the greatest value, which is in
+// https://docs.aws.amazon.com/nova/latest/userguide/complete-request-schema.html. That of Nova 2 is from a
+// client, https://docs.rs/mixtape-core/latest/src/mixtape_core/models/nova.rs.html. Other makers have the
+// greatest value of DeepSeek-R1. The name of an application inference profile has no maker, so it may be
+// Claude.
+var bedrockOutputs = []struct {
+	name             string
+	invoke, converse int64
+}{
+	{"meta.llama", 512, 2_048},
+	{"amazon.titan-text-lite", 512, 4_096}, {"amazon.titan-text-premier", 512, 3_072}, {"amazon.titan", 512, 8_192},
+	{"amazon.nova-premier", 25_000, 25_000}, {"amazon.nova-2", 65_535, 65_535}, {"amazon.nova", 5_000, 5_000},
+	{"mistral.mistral-7b", 512, 8_192}, {"mistral.mixtral", 512, 4_096}, {"mistral.", 8_192, 8_192},
+	{"cohere.", 4_096, 4_096}, {"ai21.", 4_096, 4_096},
+	{"openai.gpt-oss", 16_384, 16_384}, {"openai.", 128_000, 128_000},
+	{"anthropic.", 128_000, 128_000},
+	{".", 32_768, 32_768},
+	{"", 128_000, 128_000},
+}
+
+// bedrockOutput returns the output tokens that a request without max_tokens to a model reserves.
+func bedrockOutput(req *http.Request, model string) int64 {
+	for _, of := range bedrockOutputs {
+		if !strings.Contains(model, of.name) {
+			continue
+		}
+		if strings.HasPrefix(path.Base(req.URL.Path), "converse") {
+			return of.converse
+		}
+		return of.invoke
+	}
+	return 0
+}
 
 var noOutput = regexp.MustCompile(`embed|rerank|image|canvas|stability|video|reel`)
 
@@ -151,35 +198,38 @@ var noOutput = regexp.MustCompile(`embed|rerank|image|canvas|stability|video|ree
 type bedrock struct {
 	bodies prompt.Reader
 	tokens int64 // a minute, as the account has them
-	output prompt.Learner
+	output *outputs
 }
 
-// expect returns a request's prompt, model and kinds, and the most output that it asks for.
-func (b *bedrock) expect(req *http.Request) (p prompt.Prompt, model string, kinds []uint64, most int64) {
+// expect returns a request's prompt and the question that it asks.
+func (b *bedrock) expect(req *http.Request) (p prompt.Prompt, q question) {
 	p = b.bodies.Peek(req)
-	model, _ = bedrockModel(req, func(*http.Request) prompt.Prompt { return p })
-	most = p.Number("max_tokens", "max_completion_tokens", "max_gen_len", "inferenceConfig.maxTokens", "inferenceConfig.max_new_tokens", "textGenerationConfig.maxTokenCount")
-	if most == 0 && !noOutput.MatchString(model) {
-		most = bedrockOutput
+	q.model, _ = bedrockModel(req, func(*http.Request) prompt.Prompt { return p })
+	q.most = p.Number("max_tokens", "max_completion_tokens", "max_gen_len", "inferenceConfig.maxTokens", "inferenceConfig.max_new_tokens", "textGenerationConfig.maxTokenCount")
+	if q.most == 0 && !noOutput.MatchString(q.model) {
+		q.most = bedrockOutput(req, q.model)
 	}
-	return p, model, []uint64{prompt.Kind(model), prompt.Kind(model, strconv.FormatInt(most, 10))}, most
+	return p, q
 }
 
 // cost returns the estimated cost of a request.
 func (b *bedrock) cost(req *http.Request) throttle.Cost {
-	p, model, kinds, most := b.expect(req)
-	rate, input := bedrockRate(model), p.Tokens
-	settled := min(input+int64(rate)*min(most, b.output.Estimate(kinds...)), b.tokens)
-	return throttle.Cost{bedrockUnit(rate): min(max(input+most, settled), algorithms.MaxLimit)}
+	p, q := b.expect(req)
+	rate, input, expected := bedrockRate(q.model), p.Tokens, int64(0)
+	if q.most > 0 {
+		expected = b.output.expect(q)
+	}
+	settled := min(input+int64(rate)*expected, b.tokens)
+	return throttle.Cost{bedrockUnit(rate): min(max(input+q.most, settled), algorithms.MaxLimit)}
 }
 
 // settle learns from the answer to a request.
 func (b *bedrock) settle(req *http.Request) func(throttle.Cost) throttle.Cost {
-	_, model, kinds, _ := b.expect(req)
-	if b.bodies.Take(req); model == "" { // forgets the body
+	_, q := b.expect(req)
+	if b.bodies.Take(req); q.model == "" { // forgets the body
 		return nil
 	}
-	end := b.output.Begin(kinds...)
+	end := b.output.begin(q)
 	return func(reported throttle.Cost) throttle.Cost {
 		end(reported[outputTokens], reported[outputTokens] > 0)
 		return reported

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -88,6 +89,22 @@ func TestBedrockCost(t *testing.T) {
 	}{
 		{"Claude", claude, "invoke", `{"max_tokens":100,"messages":[]}`, "tokens-x5", 100},
 		{"Claude without max_tokens", claude, "converse", `{"messages":[]}`, "tokens-x5", 128_000},
+		{"a profile without max_tokens", "a1b2c3", "converse", `{}`, "tokens-x5", 128_000},
+		{"GPT-5 without max_tokens", "openai.gpt-5.6", "converse", `{}`, "tokens-x10", 128_000},
+		{"Llama without max_gen_len", llama, "invoke", `{"prompt":"a"}`, "tokens-x1", 512},
+		{"Llama's stream without max_gen_len", "us.meta.llama3-1-8b-instruct-v1:0", "invoke-with-response-stream", `{"prompt":"a"}`, "tokens-x1", 512},
+		{"Llama without maxTokens", llama, "converse", `{}`, "tokens-x1", 2_048},
+		{"Llama's stream without maxTokens", llama, "converse-stream", `{}`, "tokens-x1", 2_048},
+		{"Titan without maxTokenCount", "amazon.titan-text-premier-v1:0", "invoke", `{"inputText":"a"}`, "tokens-x1", 512},
+		{"Titan without maxTokens", "amazon.titan-text-premier-v1:0", "converse", `{}`, "tokens-x1", 3_072},
+		{"Nova without maxTokens", "us.amazon.nova-lite-v1:0", "converse", `{}`, "tokens-x1", 5_000},
+		{"Nova Premier without maxTokens", "us.amazon.nova-premier-v1:0", "invoke", `{}`, "tokens-x1", 25_000},
+		{"Mistral without max_tokens", "mistral.mixtral-8x7b-instruct-v0:1", "invoke", `{"prompt":"a"}`, "tokens-x1", 512},
+		{"Mistral Large without maxTokens", "mistral.mistral-large-2407-v1:0", "converse", `{}`, "tokens-x1", 8_192},
+		{"Cohere without maxTokens", "cohere.command-r-plus-v1:0", "converse", `{}`, "tokens-x1", 4_096},
+		{"AI21 without max_tokens", "ai21.jamba-1-5-mini-v1:0", "invoke", `{}`, "tokens-x1", 4_096},
+		{"gpt-oss without max_completion_tokens", "openai.gpt-oss-20b-1:0", "invoke", `{}`, "tokens-x1", 16_384},
+		{"another maker's without max_tokens", "us.deepseek.r1-v1:0", "converse", `{}`, "tokens-x1", 32_768},
 		{"converse", llama, "converse", `{"inferenceConfig":{"maxTokens":100,"temperature":0.5},"messages":[{"content":[{"text":"` + strings.Repeat("one ", 100) + `"}]}]}`, "tokens-x1", 200},
 		{"Nova", "amazon.nova-pro-v1:0", "invoke", `{"inferenceConfig":{"max_new_tokens":100}}`, "tokens-x1", 100},
 		{"Llama", llama, "invoke", `{"prompt":"a","max_gen_len":100}`, "tokens-x1", 100},
@@ -162,6 +179,14 @@ func TestBedrockExpectsOutput(t *testing.T) {
 	}
 }
 
+// A model that writes nothing is not expected to.
+func TestBedrockExpectsNoOutput(t *testing.T) {
+	cost := providers.Bedrock(1, 1e6).Cost(postJSON(t, "https://bedrock-runtime.us-east-1.amazonaws.com/model/amazon.titan-embed-text-v2:0/invoke", `{"inputText":"a"}`))
+	if n := cost["tokens-x1"]; n < 1 || n > 10 {
+		t.Errorf("an embedding of a letter costs %v", cost)
+	}
+}
+
 // What a request cost replaces what was reserved, with output times the rate of the model.
 func TestBedrockSettles(t *testing.T) {
 	const usage = `{"usage":{"inputTokens":10,"outputTokens":40,"cacheReadInputTokens":9000,"cacheWriteInputTokens":5}}`
@@ -204,7 +229,6 @@ func TestBedrockRefusals(t *testing.T) {
 		pauses bool
 	}{
 		{"requests", fakeapi.Reply{Status: 429, Header: coral("ThrottlingException"), Body: `{"message":"Too many requests, please wait before trying again."}`}, true},
-		{"tokens of a day", fakeapi.Reply{Status: 429, Header: coral("ThrottlingException"), Body: `{"message":"Too many tokens per day, please wait before trying again."}`}, true},
 		{"with status 400", fakeapi.Reply{Status: 400, Header: coral("ThrottlingException")}, true},
 		{"not ready", fakeapi.Reply{Status: 429, Header: coral("ModelNotReadyException")}, false},
 		{"a standing quota", fakeapi.Reply{Status: 400, Header: coral("ServiceQuotaExceededException")}, false},
@@ -226,6 +250,46 @@ func TestBedrockRefusals(t *testing.T) {
 			})
 		})
 	}
+}
+
+// AWS documents no end of the day of tokens: a model waits an hour, or is closed if that is too long.
+func TestBedrockDay(t *testing.T) {
+	for _, most := range []time.Duration{0, 2 * time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			api := openAI(100_000, 1e9)
+			p := providers.Bedrock(1_000, 1_000_000)
+			p.Scope("x5").Policy.MaxPause = most
+			rt := over(t, p, api)
+			api.Trap(fakeapi.Reply{Status: 429, Header: map[string]string{"x-amzn-ErrorType": "ThrottlingException"}, Body: `{"message":"Too many tokens per day, please wait before trying again."}`})
+			send(t, rt, converse(t, claude, 1, 1))
+			if _, _, took := send(t, rt, converse(t, "us."+claude, 1, 1)); took > 0 {
+				t.Errorf("another profile waited %v", took)
+			}
+			if most == 0 {
+				if _, err := rt.RoundTrip(converse(t, claude, 1, 1)); !errors.Is(err, throttle.ErrBanned) {
+					t.Errorf("%v, want ErrBanned", err)
+				}
+			} else if _, _, took := send(t, rt, converse(t, claude, 1, 1)); took != time.Hour {
+				t.Errorf("waited %v, want an hour", took)
+			}
+		})
+	}
+}
+
+// Without max_gen_len Llama uses its quota: AWS reserves 512 tokens and not the most of any model.
+func TestBedrockDefaultOutput(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reply := &stay{hold: 2 * time.Second, replies: []fakeapi.Reply{{Header: map[string]string{"X-Amzn-Bedrock-Input-Token-Count": "100", "X-Amzn-Bedrock-Output-Token-Count": "300"}}}}
+		var n atomic.Int64
+		d := 3 * time.Minute
+		saturate(t, over(t, providers.Bedrock(0, 200_000), reply), 20, d, func(int) *http.Request {
+			n.Add(1)
+			return postJSON(t, "https://bedrock-runtime.us-east-1.amazonaws.com/model/"+llama+"/invoke", `{"prompt":"`+strings.Repeat("one ", 100)+`"}`)
+		})
+		if want := int64(0.9 * d.Minutes() * 200_000 / 400); n.Load() < want {
+			t.Errorf("%d requests, want at least %d", n.Load(), want)
+		}
+	})
 }
 
 // Auto and Lookup know the hosts of Bedrock by their beginning and end.

@@ -38,8 +38,13 @@ var geminiPreset = Preset{
 //
 // A refusal pauses its model for the time in its message. After a refusal for the day, whose delay
 // is too short, requests wait for midnight if Policy.MaxPause allows it. If not, the model is closed
-// with throttle.ErrBanned, and one request tries after each MaxPause. A refusal for lack of credit
-// pauses nothing, because waiting doesn't help.
+// with throttle.ErrBanned, and one request tries after each MaxPause. A refusal for lack of credit,
+// and one of a model that the plan doesn't include ("limit: 0"), pause nothing, because waiting
+// doesn't help.
+//
+// Google also limits what a paid project spends in any ten minutes, by its tier. What a request
+// will cost in money is not known here, so nothing is held back for that limit, but its refusal
+// pauses all models: the scope "project", which has no other limit.
 func Gemini(requests, inputTokens, requestsPerDay int64) Provider {
 	const page = "https://ai.google.dev/gemini-api/docs/rate-limits"
 	tokens := minute(inputTokens, "tokens")
@@ -50,37 +55,56 @@ func Gemini(requests, inputTokens, requestsPerDay int64) Provider {
 	}
 	bodies := &prompt.Reader{Image: geminiImage}
 	p := Provider{
-		Name:   "gemini",
-		Scopes: []Scope{some("model", page, func(req *http.Request) (string, bool) { return geminiModel(req, bodies) }, tiers...)},
+		Name: "gemini",
+		Scopes: []Scope{
+			some("model", page, func(req *http.Request) (string, bool) { return geminiModel(req, bodies.Peek) }, tiers...),
+			some("project", page, when(func(req *http.Request) bool { // its Key is the first
+				_, counts := geminiModel(req, bodies.Read)
+				return counts
+			}), noLimit),
+		},
 		Cost: func(req *http.Request) throttle.Cost {
 			return throttle.Cost{"tokens": bodies.Take(req).Tokens}
 		},
 		Profile: answers.Profile{Charges: []answers.Charge{
 			{Unit: "tokens", Field: answers.Field{Path: "usageMetadata.promptTokenCount"}, Or: answers.Field{Path: "*.usageMetadata.promptTokenCount"}},
 			{Unit: "tokens", Field: answers.Field{Path: "usage.prompt_tokens"}}, // in OpenAI's protocol
+			// Of interactions.
+			{Unit: "tokens", Field: answers.Field{Path: "usage.total_input_tokens"}, Or: answers.Field{Path: "interaction.usage.total_input_tokens"}},
 		}},
 		Hosts: []string{"generativelanguage.googleapis.com"},
 	}
-	// A stream that is no event stream has its error in an array.
-	for _, in := range []string{"error.", "*.error."} {
-		p.Profile.Rules = append(p.Profile.Rules,
-			answers.Rule{Status: http.StatusTooManyRequests, Path: in + "message", Text: "Your prepayment credits are depleted*", Kind: answers.Other, Reason: "prepayment"},
-			answers.Rule{Status: http.StatusTooManyRequests, Path: in + "message", Text: "*exceeded its monthly spending cap*", Kind: answers.Other, Reason: "spending cap"},
-			answers.Rule{Status: http.StatusTooManyRequests, Path: in + "details.*.violations.*.quotaId", Text: "*PerDay*", Kind: answers.Limited, Until: pacific},
-			answers.Rule{
-				Status: http.StatusTooManyRequests, Path: in + "status", Text: "RESOURCE_EXHAUSTED", Kind: answers.Limited,
-				Delay: []answers.Field{ // the delay of the details is cut to the second
-					{Path: in + "message", After: "retry in ", Format: answers.Duration},
-					{Path: in + "details.*.retryDelay", Format: answers.Duration},
-				},
-			})
+	for _, in := range []string{"error.", "*.error."} { // a stream that is no event stream has its error in an array
+		p.Profile.Rules = append(p.Profile.Rules, geminiRules(in)...)
 	}
 	return p
 }
 
+// geminiRules returns the rules of errors at a path. Interactions have codes of their own: see
+// https://ai.google.dev/gemini-api/docs/troubleshooting. The limits of spending are on the page of the
+// scope. Clients captured a limit of 0, as in https://github.com/continuedev/continue/issues/9570, and the
+// message of the limit of spending. All were read on 2026-11-28.
+func geminiRules(in string) []answers.Rule {
+	const status = http.StatusTooManyRequests
+	delay := []answers.Field{ // the delay of the details is cut to the second
+		{Path: in + "message", After: "retry in ", Format: answers.Duration},
+		{Path: in + "details.*.retryDelay", Format: answers.Duration},
+	}
+	return []answers.Rule{
+		{Status: status, Path: in + "message", Text: "Your prepayment credits are depleted*", Kind: answers.Other, Reason: "prepayment"},
+		{Status: status, Path: in + "message", Text: "*exceeded its monthly spending cap*", Kind: answers.Other, Reason: "spending cap"},
+		{Status: status, Path: in + "message", Text: "*, limit: 0,*", Kind: answers.Other, Reason: "not in the plan"},
+		{Status: status, Path: in + "message", Text: "*, limit: 0\n*", Kind: answers.Other, Reason: "not in the plan"},
+		{Status: status, Path: in + "message", Text: "*spend-based rate limit*", Kind: answers.Limited, Wide: true, Delay: delay, Reason: "spend in ten minutes"},
+		{Status: status, Path: in + "details.*.violations.*.quotaId", Text: "*PerDay*", Kind: answers.Limited, Until: pacific},
+		{Status: status, Path: in + "code", Text: "quota_exceeded", Kind: answers.Limited, Until: pacific},
+		{Status: status, Path: in + "status", Text: "RESOURCE_EXHAUSTED", Kind: answers.Limited, Delay: delay},
+	}
+}
+
 // geminiModel returns the model of a request. A stable version such as gemini-2.0-flash-001 is the
 // model itself.
-func geminiModel(req *http.Request, bodies *prompt.Reader) (model string, counts bool) {
+func geminiModel(req *http.Request, read func(*http.Request) prompt.Prompt) (model string, counts bool) {
 	if req.Method != http.MethodPost {
 		return "", false
 	}
@@ -92,7 +116,7 @@ func geminiModel(req *http.Request, bodies *prompt.Reader) (model string, counts
 			return "", false
 		}
 	case strings.Contains(dir, "/openai/") || name == "interactions":
-		body := bodies.Read(req)
+		body := read(req)
 		if !readsPrompt(req, body) {
 			return "", false
 		}

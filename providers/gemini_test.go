@@ -108,10 +108,12 @@ func TestGeminiLimits(t *testing.T) {
 func TestGeminiSettles(t *testing.T) {
 	const usage = `"usageMetadata":{"promptTokenCount":8,"candidatesTokenCount":11}`
 	for name, reply := range map[string]replying{
-		"JSON":     {Body: `{"candidates":[],` + usage + `}`},
-		"array":    {Body: `[{"candidates":[],"usageMetadata":{"trafficType":"ON_DEMAND"}},{"candidates":[],` + usage + `}]`},
-		"events":   {Header: map[string]string{"Content-Type": "text/event-stream"}, Body: "data: {\"usageMetadata\":{\"trafficType\":\"ON_DEMAND\"}}\r\n\r\ndata: {" + usage + "}\r\n\r\n"},
-		"OpenAI's": {Body: `{"choices":[],"usage":{"prompt_tokens":8,"total_tokens":19}}`},
+		"JSON":                 {Body: `{"candidates":[],` + usage + `}`},
+		"array":                {Body: `[{"candidates":[],"usageMetadata":{"trafficType":"ON_DEMAND"}},{"candidates":[],` + usage + `}]`},
+		"events":               {Header: map[string]string{"Content-Type": "text/event-stream"}, Body: "data: {\"usageMetadata\":{\"trafficType\":\"ON_DEMAND\"}}\r\n\r\ndata: {" + usage + "}\r\n\r\n"},
+		"interaction":          {Body: `{"id":"a","usage":{"total_input_tokens":8,"total_output_tokens":11}}`},
+		"interaction's events": {Header: map[string]string{"Content-Type": "text/event-stream"}, Body: "data: {\"event_type\":\"interaction.completed\",\"interaction\":{\"usage\":{\"total_input_tokens\":8}}}\n\n"},
+		"OpenAI's":             {Body: `{"choices":[],"usage":{"prompt_tokens":8,"total_tokens":19}}`},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			rt := over(t, providers.Gemini(1_000, 10_000, 0), &reply)
@@ -135,7 +137,7 @@ func exhausted(message, quota string) string {
 }
 
 func TestGeminiRefusals(t *testing.T) {
-	const perDay, backoff = time.Duration(-1), time.Duration(-2)
+	const perDay = time.Duration(-3)
 	for _, test := range []struct {
 		name, body string
 		wait       time.Duration
@@ -144,7 +146,10 @@ func TestGeminiRefusals(t *testing.T) {
 		{"a minute, without a time in the message", exhausted("You exceeded your current quota.", "GenerateRequestsPerMinutePerProjectPerModel-FreeTier"), 15 * time.Second},
 		{"a day", exhausted("You exceeded your current quota.\nPlease retry in 15.06s.", "GenerateRequestsPerDayPerProjectPerModel-FreeTier"), perDay},
 		{"without details", exhausted("You exceeded your current quota, please check your plan and billing details.", ""), backoff},
-		{"the spend of ten minutes", exhausted("You exceeded your spend-based rate limit.", ""), backoff},
+		{"no quota", exhausted("You exceeded your current quota.\n* Quota exceeded for metric: generate_content_free_tier_requests, limit: 0, model: gemini-2.5-pro\nPlease retry in 20.04s.", "GenerateRequestsPerDayPerProjectPerModel-FreeTier"), 0},
+		{"no quota, without a model", exhausted("* Quota exceeded for metric: generate_content_free_tier_requests, limit: 0\nPlease retry in 20.04s.", ""), 0},
+		{"some quota", exhausted("* Quota exceeded for metric: generate_content_free_tier_requests, limit: 10, model: gemini-2.5-pro\nPlease retry in 20.04s.", ""), 20040 * time.Millisecond},
+		{"an interaction's day", `{"error":{"code":"quota_exceeded","message":"You have exceeded your daily quota."}}`, perDay},
 		{"prepaid credits", exhausted("Your prepayment credits are depleted. Please go to AI Studio", ""), 0},
 		{"the own cap", exhausted("Your project has exceeded its monthly spending cap. Please go to AI Studio", ""), 0},
 	} {
@@ -171,6 +176,28 @@ func TestGeminiRefusals(t *testing.T) {
 						t.Errorf("waited %v, want %v", took, test.wait)
 					}
 				})
+			})
+		}
+	}
+}
+
+// A refusal for the spend of ten minutes is the project's: other models wait, too.
+func TestGeminiSpend(t *testing.T) {
+	const message = "You exceeded your spend-based rate limit. Your spending rate has exceeded the allowed limit for your account's billing history and tier."
+	for body, want := range map[string]time.Duration{
+		exhausted(message, ""): backoff,
+		`{"error":{"code":429,"message":"` + message + `","status":"RESOURCE_EXHAUSTED","details":[{"@type":"type.googleapis.com/google.rpc.RetryInfo","retryDelay":"45s"}]}}`: 45 * time.Second,
+	} {
+		for _, url := range []string{"models/other:generateContent", "openai/chat/completions", "interactions"} {
+			synctest.Test(t, func(t *testing.T) {
+				api := openAI(100_000, 1e9)
+				rt := over(t, providers.Gemini(1_000, 1_000_000, 0), api)
+				api.Trap(fakeapi.Reply{Status: 429, Body: body})
+				send(t, rt, generate(t, "m", 1))
+				_, _, took := send(t, rt, postJSON(t, geminiURL+url, `{"model":"other"}`))
+				if took != want && (want != backoff || took < time.Second || took > 2*time.Second) {
+					t.Errorf("%s waited %v, want %v", url, took, want)
+				}
 			})
 		}
 	}

@@ -48,10 +48,11 @@ var openAIPreset = Preset{
 // function that adds the number of images to the cost.
 //
 // Of a body above 16 MB only the beginning is read, and of a body without GetBody only the length
-// is known. A 429 for lack of credit, or for a request above the limit, pauses nothing, because
-// waiting doesn't help. Other refusals pause the model. A daily limit may ask for more than
-// Policy.MaxPause, which closes the model's quota with throttle.ErrBanned. If only the message asks
-// for it, one request tries after each MaxPause.
+// is known. A 429 for lack of credit, for a spend limit, or for a request above the limit, pauses
+// nothing, because waiting doesn't help, nor does one because flex processing has no room. Other
+// refusals pause the model. A daily limit may ask for more than Policy.MaxPause, which closes the
+// model's quota with throttle.ErrBanned. If only the message asks for it, one request tries after
+// each MaxPause.
 func OpenAI(requests, tokens int64) Provider {
 	const page = "https://developers.openai.com/api/docs/guides/rate-limits"
 	bodies := &prompt.Reader{Image: openAIImage}
@@ -96,16 +97,24 @@ func openAIWaits() []answers.Field {
 	}
 }
 
-// openAIRules returns the rules of the 429s for which waiting doesn't help.
+// openAIRules returns the rules of the 429s for which waiting doesn't help, or which are not of a quota.
+// Both pages were read on 2026-11-28.
 func openAIRules() []answers.Rule {
 	const status = http.StatusTooManyRequests
-	return []answers.Rule{
+	rules := []answers.Rule{
 		{Status: status, Path: "error.type", Text: "insufficient_quota", Kind: answers.Other},
 		{Status: status, Path: "error.type", Text: "billing_not_active", Kind: answers.Other},
-		{Status: status, Path: "error.code", Text: "billing_hard_limit_reached", Kind: answers.Other},
 		{Status: status, Path: "error.message", Text: "Request too large*", Kind: answers.Other, Reason: "too large"},
 		{Status: status, Header: "X-Should-Retry", Value: "false", Kind: answers.Other, Reason: "x-should-retry: false"},
+		// Flex processing has no room. See https://developers.openai.com/api/docs/guides/flex-processing.
+		{Status: status, Path: "error.code", Text: "resource_unavailable", Kind: answers.Other},
+		{Status: status, Path: "error.message", Text: "*Resource Unavailable*", Kind: answers.Other, Reason: "resource_unavailable"},
 	}
+	// See https://developers.openai.com/api/docs/guides/error-codes.
+	for _, code := range []string{"billing_hard_limit_reached", "credit_balance_exhausted", "organization_usage_limit_exceeded", "organization_spend_limit_exceeded", "project_spend_limit_exceeded"} {
+		rules = append(rules, answers.Rule{Status: status, Path: "error.code", Text: code, Kind: answers.Other})
+	}
+	return rules
 }
 
 // paced returns a tier of requests a minute that spreads them over the seconds of the minute.

@@ -79,6 +79,12 @@ func TestOpenAIRefusals(t *testing.T) {
 		{"a header goes before the message", fakeapi.Reply{Status: 429, Header: limited, Body: limitReached + `Please try again in 20s."}}`}, 1250 * time.Millisecond},
 		{"too large", fakeapi.Reply{Status: 429, Body: `{"error":{"type":"tokens","message":"Request too large for gpt-4o in organization org-x on tokens per min (TPM): Limit 30000, Requested 87968."}}`}, 0},
 		{"billing_hard_limit_reached", fakeapi.Reply{Status: 429, Body: `{"error":{"code":"billing_hard_limit_reached"}}`}, 0},
+		{"credit_balance_exhausted", fakeapi.Reply{Status: 429, Body: `{"error":{"code":"credit_balance_exhausted"}}`}, 0},
+		{"a usage limit", fakeapi.Reply{Status: 429, Body: `{"error":{"code":"organization_usage_limit_exceeded"}}`}, 0},
+		{"a spend limit", fakeapi.Reply{Status: 429, Body: `{"error":{"code":"organization_spend_limit_exceeded"}}`}, 0},
+		{"a project's spend limit", fakeapi.Reply{Status: 429, Body: `{"error":{"code":"project_spend_limit_exceeded"}}`}, 0},
+		{"flex processing is full", fakeapi.Reply{Status: 429, Body: `{"error":{"message":"429 Resource Unavailable"}}`}, 0},
+		{"flex processing is full, by its code", fakeapi.Reply{Status: 429, Body: `{"error":{"code":"resource_unavailable"}}`}, 0},
 		{"overloaded", fakeapi.Reply{Status: 503, Body: `{"error":{"type":"service_unavailable_error","code":"server_is_overloaded"}}`}, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package providers
 
 import (
+	"cmp"
 	"errors"
 	"net/http"
 	"strings"
@@ -64,25 +65,35 @@ func compatibleExamples() (all []map[string]string) {
 //	                  may stand in the message alone.
 //	openrouter.ai     Models whose names end in ":free" have 20 requests a minute and 50 a day in
 //	                  UTC together, in the scope "free", or 1,000 a day after a purchase of 10
-//	                  credits. Others have no limit. Waits end at a time in milliseconds. A busy
-//	                  upstream provider that names no wait pauses nothing.
+//	                  credits. Others have no limit. Waits end at a time in milliseconds, and those
+//	                  for the day that name none at midnight. A busy upstream provider that names
+//	                  no wait pauses nothing.
 //	api.mistral.ai    Headers report the minute. The tokens that a response reports replace the
-//	                  estimate. A full model, and one outside the plan, pause nothing.
+//	                  estimate. max_tokens plays no part, so the output is estimated from earlier
+//	                  answers of the model to requests with the same max_tokens, as for
+//	                  [Anthropic]. A full model, and one outside the plan, pause nothing. Also
+//	                  api.eu.mistral.ai.
 //	api.x.ai          A sixtieth of the requests is the limit of a second. The tokens that a response
-//	                  reports replace the estimate. A full service, spent credits, and a model that
-//	                  is not granted pause nothing. Refused requests count.
-//	api.deepseek.com  A model has 500 requests at the same time, and a flash model 2,500. There is
-//	                  no limit of a minute.
+//	                  reports replace the estimate, of which the output is learned as for Mistral.
+//	                  A full service, spent credits, and a model that is not granted pause nothing.
+//	                  Refused requests count.
+//	api.deepseek.com  A model has 500 requests at the same time, and the flash model 2,500 under all
+//	                  its names, such as deepseek-chat. There is no limit of a minute.
 //	api.together.ai   Limits change with the load and are not published. Headers report seconds.
 //	                  A full platform, with status 503, pauses nothing. Also api.together.xyz.
-//	api.cerebras.ai   Headers report minutes, hours and days: add tiers for these. The tokens that
-//	                  a response reports replace the estimate. A full queue pauses nothing.
+//	api.cerebras.ai   The tokens are those that are not in its cache. All tokens have a limit of three
+//	                  times as many, in the unit "total-tokens". Both are buckets that refill
+//	                  continuously. A request without a maximum of output is charged 16,384 for
+//	                  it. The tokens that a response reports replace the estimate. Headers report
+//	                  minutes, hours and days: add tiers for these. A full queue pauses nothing.
 //
 // Any other host has OpenAI's headers and errors, as far as its responses have them. Unused tokens
 // are not refunded, unless the list says otherwise. A refusal for lack of credit, or of a request
 // above the limit, pauses nothing.
 func OpenAICompatible(host string, requests, tokens int64) Provider {
-	c := compatible{requests: requests, tokens: tokens, bodies: &prompt.Reader{Image: openAIImage}}
+	c := compatible{requests: requests, tokens: tokens, units: []string{"tokens"}, bodies: &prompt.Reader{Image: openAIImage}}
+	c.prompt = c.bodies.Take
+	c.output = func(_ *http.Request, body prompt.Prompt) int64 { return maxOutput(body) }
 	c.Provider = Provider{
 		Name:   host,
 		Scopes: []Scope{some("model", "https://"+host, namedModel(c.bodies.Read), modelTiers(requests, tokens)...)},
@@ -112,15 +123,23 @@ type compatible struct {
 	Provider         // its first scope is that of a model
 	bodies           *prompt.Reader
 	requests, tokens int64
+	units            []string // of tokens
+	// prompt returns the prompt for Cost, and output the tokens to reserve for the answer to it.
+	prompt func(*http.Request) prompt.Prompt
+	output func(*http.Request, prompt.Prompt) int64
 }
 
 // cost returns the estimated tokens of a request.
 func (c *compatible) cost(req *http.Request) throttle.Cost {
-	body := c.bodies.Take(req)
+	body := c.prompt(req)
 	if !readsPrompt(req, body) {
 		return nil
 	}
-	return throttle.Cost{"tokens": min(body.Tokens+maxOutput(body), algorithms.MaxLimit)}
+	cost := throttle.Cost{}
+	for _, unit := range c.units {
+		cost[unit] = min(body.Tokens+c.output(req, body), algorithms.MaxLimit)
+	}
+	return cost
 }
 
 func (c *compatible) groq() {
@@ -131,7 +150,8 @@ func (c *compatible) groq() {
 }
 
 // openRouter is for a host whose errors have the headers of the limit in their bodies, and an error of the
-// upstream provider as text.
+// upstream provider as text. The day of free models ends at midnight in UTC, see
+// https://openrouter.ai/docs/client-sdks/typescript/models/freemodeldailyrequests, read on 2026-11-28.
 func (c *compatible) openRouter() {
 	model := &c.Scopes[0]
 	model.Key = namedModel(c.bodies.Peek)
@@ -150,6 +170,7 @@ func (c *compatible) openRouter() {
 	}
 	c.Profile.Quotas = nil
 	c.Profile.Rules = []answers.Rule{
+		{Status: status, Path: "error.message", Text: "*free-models-per-day*", Kind: answers.Limited, Wide: true, Delay: reset, Until: "UTC"},
 		{Status: status, Path: "error.message", Text: "*free-models-per-*", Kind: answers.Limited, Wide: true, Delay: reset},
 		{Status: status, Header: "Retry-After", Kind: answers.Limited},
 		{Status: status, Path: "error.metadata.limit_source", Text: "upstream_provider*", Kind: answers.Other},
@@ -160,7 +181,7 @@ func (c *compatible) openRouter() {
 }
 
 func (c *compatible) mistral() {
-	c.settles(answers.Field{Header: "X-Ratelimit-Tokens-Query-Cost"})
+	c.learns(answers.Field{Header: "X-Ratelimit-Tokens-Query-Cost"})
 	quota := func(unit, of, per string) answers.Quota {
 		return within(time.Minute, inHeaders(unit, of+"-Limit-"+per, of+"-Remaining-"+per, answers.Field{}))
 	}
@@ -178,7 +199,7 @@ func (c *compatible) xAI() {
 	if tiers := &c.Scopes[0].Policy.Tiers; c.requests > 0 {
 		*tiers = append(*tiers, throttle.PerSecond(max(1, c.requests/60)))
 	}
-	c.settles(answers.Field{Path: "usage.total_tokens"})
+	c.learns(answers.Field{Path: "response.usage.total_tokens"})
 	c.Profile.RetryAfter = append(c.Profile.RetryAfter, answers.Field{Path: "error", After: "Resets in: ", Format: answers.Duration})
 	c.Profile.Rules = []answers.Rule{
 		{Status: http.StatusTooManyRequests, Path: "error", Text: "*(actual/limit): 0/0*", Kind: answers.Other, Reason: "not granted"},
@@ -196,13 +217,29 @@ func (c *compatible) deepSeek() {
 		named := namedModel(read)
 		return some(name, c.Scopes[0].Page, func(req *http.Request) (string, bool) {
 			model, counts := named(req)
-			return model, counts && strings.HasSuffix(model, "-flash") == (name == "flash")
+			model = deepSeekModel(model)
+			return model, counts && (model == deepSeekFlash) == (name == "flash")
 		}, tiers...)
 	}
 	c.Scopes = []Scope{scope("flash", 2_500, c.bodies.Peek), scope("model", 500, c.bodies.Read)}
+	for i := range c.Scopes {
+		c.Scopes[i].Read = "2026-11-28"
+	}
 	if c.tokens <= 0 {
 		c.Cost = nil
 	}
+}
+
+const deepSeekFlash = "deepseek-flash"
+
+// deepSeekModel returns the model that answers to a name. The flash model has several. See
+// https://api-docs.deepseek.com/quick_start/pricing, read on 2026-11-28. The two aliases are of earlier
+// versions of that page.
+func deepSeekModel(name string) string {
+	if strings.Contains(name, "-flash") || name == "deepseek-chat" || name == "deepseek-reasoner" {
+		return deepSeekFlash
+	}
+	return name
 }
 
 func (c *compatible) together() {
@@ -215,9 +252,14 @@ func (c *compatible) together() {
 	c.Profile.RetryAfter = append(c.Profile.RetryAfter, reset)
 }
 
-// cerebras is for a host where only the message of a refusal names the window.
+// cerebras is for a host where only the message of a refusal names the window. It judges a request by its
+// text and its highest output together, by two buckets, and settles both at the end.
 func (c *compatible) cerebras() {
-	c.settles(answers.Field{Path: "usage.total_tokens"})
+	c.Scopes[0].Read = "2026-11-28"
+	c.settles(answers.Field{Path: "response.usage.total_tokens"})
+	if c.tokens > 0 {
+		c.splitsCached()
+	}
 	c.Profile.Quotas = nil
 	c.Profile.Rules = []answers.Rule{{Status: http.StatusTooManyRequests, Path: "param", Text: "queue", Kind: answers.Other, Reason: "queue full"}}
 	for _, of := range []struct{ name, unit string }{{"Requests", ""}, {"Tokens", "tokens"}} {
@@ -244,6 +286,76 @@ func (c *compatible) settles(used answers.Field) {
 		}
 	}
 	c.Profile.Charges = []answers.Charge{{Unit: "tokens", Field: used, Or: answers.Field{Path: "usage.total_tokens"}}}
+}
+
+// learns is for a host that counts the tokens of a response and not those that a request allows, as
+// https://docs.x.ai/docs/rate-limits says, read on 2026-11-28. What a response costs beyond the estimate of
+// its prompt is taken for the output, because completion_tokens of xAI lack those of reasoning.
+func (c *compatible) learns(used answers.Field) {
+	c.settles(used)
+	if c.tokens <= 0 {
+		return
+	}
+	known := newOutputs()
+	c.prompt = c.bodies.Peek
+	c.output = func(req *http.Request, body prompt.Prompt) int64 {
+		if !writesText(req) {
+			return 0
+		}
+		return known.expect(asked(body))
+	}
+	c.Settle = func(req *http.Request) func(throttle.Cost) throttle.Cost {
+		body := c.bodies.Take(req)
+		if !writesText(req) {
+			return nil
+		}
+		end := known.begin(asked(body))
+		return func(reported throttle.Cost) throttle.Cost {
+			end(max(0, reported["tokens"]-body.Tokens), reported["tokens"] > 0)
+			return reported
+		}
+	}
+}
+
+// The units of Cerebras beside the uncached tokens.
+const (
+	totalTokens  = "total-tokens"
+	cachedTokens = "cached-tokens" // no tier counts them
+)
+
+// cerebrasOutput is the tokens of output that Cerebras reserves for a request that sets no maximum. The
+// documentation speaks of an upper bound. A client measured this one:
+// https://github.com/dcdpr/jp/pull/1085, read on 2026-11-28.
+const cerebrasOutput = 16_384
+
+// splitsCached is for a host that has a bucket of tokens without those from its cache, and one of three times
+// as many for all tokens.
+func (c *compatible) splitsCached() {
+	for i := range c.Scopes[0].Policy.Tiers {
+		if t := &c.Scopes[0].Policy.Tiers[i]; t.Unit == "tokens" {
+			t.Algorithm = throttle.TokenBucket
+			total := *t
+			total.Unit, total.Limit = totalTokens, 3*min(t.Limit, algorithms.MaxLimit/3)
+			c.Scopes[0].Policy.Tiers = append(c.Scopes[0].Policy.Tiers, total)
+			break
+		}
+	}
+	c.units = append(c.units, totalTokens)
+	c.Profile.Charges = append(c.Profile.Charges, answers.Charge{
+		Unit: cachedTokens, Field: answers.Field{Path: "usage.prompt_tokens_details.cached_tokens"}, Or: answers.Field{Path: "response.usage.input_tokens_details.cached_tokens"},
+	})
+	c.prompt = c.bodies.Peek
+	c.output = func(_ *http.Request, body prompt.Prompt) int64 { return cmp.Or(maxOutput(body), cerebrasOutput) }
+	c.Settle = func(req *http.Request) func(throttle.Cost) throttle.Cost {
+		c.bodies.Take(req) // forgets the body
+		return func(reported throttle.Cost) throttle.Cost {
+			if total, known := reported["tokens"]; known {
+				reported[totalTokens] = total
+				reported["tokens"] = max(0, total-reported[cachedTokens])
+			}
+			return reported
+		}
+	}
 }
 
 // modelTiers returns the tiers of a model, or noLimit if no limit is known.

@@ -1,10 +1,14 @@
 package providers_test
 
 import (
+	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -114,7 +118,10 @@ func TestOpenAICompatibleScopes(t *testing.T) {
 			t.Errorf("request 51 of the day: %v", err)
 		}
 	})
-	for model, want := range map[string]int{"deepseek-v4-flash": 2_500, "deepseek-v4-pro": 500} {
+	for model, want := range map[string]int{
+		"deepseek-flash": 2_500, "deepseek-v4-flash": 2_500, "deepseek-v4-flash-vision-exp": 2_500, "deepseek-chat": 2_500, "deepseek-reasoner": 2_500,
+		"deepseek-v4-pro": 500,
+	} {
 		p := providers.OpenAICompatible("api.deepseek.com", 0, 0)
 		for i := range p.Scopes {
 			p.Scopes[i].Policy.MaxWait = time.Nanosecond
@@ -128,7 +135,26 @@ func TestOpenAICompatibleScopes(t *testing.T) {
 		if n != want {
 			t.Errorf("%s: %d requests at the same time, want %d", model, n, want)
 		}
+		if _, err := rt.RoundTrip(ask(t, "api.deepseek.com", "deepseek-chat", 1, 1)); (err != nil) != (want == 2_500) { // another name of the flash model
+			t.Errorf("%s: then deepseek-chat: %v", model, err)
+		}
 	}
+}
+
+// OpenRouter's day ends at midnight in UTC, if its refusal names no time.
+func TestOpenRouterWaitsForTheDay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(7 * time.Hour)
+		api := openAI(100_000, 1e9)
+		p := providers.OpenAICompatible("openrouter.ai", 0, 0)
+		p.Scope("free").Policy.MaxPause = 25 * time.Hour
+		rt := over(t, p, api)
+		api.Trap(refusal(429, `{"error":{"message":"Rate limit exceeded: free-models-per-day-high-balance. ","code":429}}`)())
+		send(t, rt, ask(t, "openrouter.ai", "lab/a:free", 1, 1))
+		if _, _, took := send(t, rt, ask(t, "openrouter.ai", "lab/b:free", 1, 1)); took != 17*time.Hour {
+			t.Errorf("waited %v, want 17 hours", took)
+		}
+	})
 }
 
 // open is a server whose responses don't end.
@@ -146,7 +172,7 @@ func (endless) Close() error             { return nil }
 // A refusal pauses its model for the time that it names, and other models as far as the limit is
 // theirs, too.
 func TestOpenAICompatibleRefusals(t *testing.T) {
-	const no, backoff = time.Duration(0), time.Duration(-1)
+	const no = time.Duration(0)
 	reset := func(d time.Duration) string { return fmt.Sprint(time.Now().Add(d).UnixMilli()) }
 	for _, test := range []struct {
 		name, host  string
@@ -158,6 +184,7 @@ func TestOpenAICompatibleRefusals(t *testing.T) {
 		{"OpenRouter, free minute", "openrouter.ai", func() fakeapi.Reply {
 			return fakeapi.Reply{Status: 429, Body: `{"error":{"message":"Rate limit exceeded: free-models-per-min. ","code":429,"metadata":{"headers":{"X-RateLimit-Limit":"16","X-RateLimit-Remaining":"0","X-RateLimit-Reset":"` + reset(41*time.Second) + `"}}}}`}
 		}, 41 * time.Second, 41 * time.Second},
+		{"OpenRouter, free day", "openrouter.ai", refusal(429, `{"error":{"message":"Rate limit exceeded: free-models-per-day-high-balance. ","code":429}}`), closed, closed},
 		{"OpenRouter, one model", "openrouter.ai", func() fakeapi.Reply {
 			return fakeapi.Reply{Status: 429, Header: map[string]string{"X-RateLimit-Limit": "8", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": reset(12 * time.Second)}, Body: `{"error":{"message":"Rate limit exceeded: limit_rpm/m","code":429}}`}
 		}, 12 * time.Second, no},
@@ -194,6 +221,12 @@ func TestOpenAICompatibleRefusals(t *testing.T) {
 				api.Trap(test.reply())
 				send(t, rt, ask(t, test.host, "m:free", 1, 1))
 				check := func(model string, want time.Duration) {
+					if want == closed {
+						if _, err := rt.RoundTrip(ask(t, test.host, model, 1, 1)); !errors.Is(err, throttle.ErrBanned) {
+							t.Errorf("%v, want ErrBanned", err)
+						}
+						return
+					}
 					_, _, took := send(t, rt, ask(t, test.host, model, 1, 1))
 					switch {
 					case want == backoff && time.Second <= took && took <= 2*time.Second:
@@ -204,6 +237,136 @@ func TestOpenAICompatibleRefusals(t *testing.T) {
 				}
 				if check("other:free", test.other); test.other == 0 { // else the pause of both has ended
 					check("m:free", test.same)
+				}
+			})
+		})
+	}
+}
+
+// Where the provider counts what was used, max_tokens is no reason to send fewer requests: the answers so
+// far tell how many tokens to hold back.
+func TestOpenAICompatibleOutputIsLearned(t *testing.T) {
+	for _, host := range []string{"api.mistral.ai", "api.x.ai"} {
+		without := 0
+		for _, most := range []string{"", `,"max_tokens":128000`} {
+			synctest.Test(t, func(t *testing.T) {
+				api := standIn("mistral", "requests=100000/m", "tokens=200000/m")
+				api.Output = func(int64) int64 { return 550 }
+				api.Hold = fakeapi.Between(time.Second, 3*time.Second)
+				saturate(t, over(t, providers.OpenAICompatible(host, 100_000, 200_000), api), 20, 3*time.Minute, func(int) *http.Request {
+					return postJSON(t, "https://"+host+"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"`+strings.Repeat("one ", 100)+`"}]`+most+`}`)
+				})
+				checkServed(t, api, 0.9*max(float64(without), 3*200_000/660))
+				without = api.Served()
+			})
+		}
+	}
+}
+
+// The tokens that are held back for an answer are at most max_tokens, and none where nothing is written.
+func TestOpenAICompatibleExpectsOutput(t *testing.T) {
+	for _, host := range []string{"api.mistral.ai", "api.x.ai"} {
+		p := providers.OpenAICompatible(host, 0, 1e6)
+		request := func(path, most string) *http.Request {
+			return postJSON(t, "https://"+host+path, `{"model":"m","input":"`+strings.Repeat("one ", 97)+`"`+most+`}`) // 100 tokens, with the keys
+		}
+		check := func(path, most string, want int64) {
+			t.Helper()
+			if got := p.Cost(request(path, most))["tokens"]; got < want || got > want+5 {
+				t.Errorf("%s%s%s: %d tokens, want %d", host, path, most, got, want)
+			}
+		}
+		const chat, unlimited, few = "/v1/chat/completions", `,"max_tokens":128000`, `,"max_completion_tokens":50`
+		check(chat, unlimited, 4_100)
+		check(chat, few, 150)
+		for range 60 {
+			p.Settle(request(chat, unlimited))(throttle.Cost{"tokens": 900})
+		}
+		check(chat, unlimited, 900)
+		check(chat, few, 150)
+		p.Settle(request(chat, unlimited))(throttle.Cost{"tokens": 0}) // a refusal teaches nothing
+		check(chat, unlimited, 900)
+		check("/v1/embeddings", "", 100)
+	}
+}
+
+// A cerebras has two buckets: of tokens without those of its cache, and of three times as many. It judges a
+// request by its text, of about 100 tokens, and its maximum or else 16,384, and counts both at the end by what
+// was used.
+type cerebras struct {
+	cached, output float64 // tokens of an answer
+
+	mu              sync.Mutex
+	uncached, total refilled
+	served, refused int
+}
+
+func newCerebras(limit, cached, output float64) *cerebras {
+	return &cerebras{cached: cached, output: output, uncached: newRefilled(limit), total: newRefilled(3 * limit)}
+}
+
+func (api *cerebras) RoundTrip(req *http.Request) (*http.Response, error) {
+	var body struct {
+		Most float64 `json:"max_completion_tokens"`
+	}
+	if err := json.NewDecoder(req.Body).Decode(&body); err != nil {
+		return nil, err
+	}
+	time.Sleep(50 * time.Millisecond)
+	const input = 100
+	reserved := input + cmp.Or(body.Most, 16_384)
+	if !api.take(reserved) {
+		return response(429, `{"message":"Tokens per minute limit exceeded - too many tokens processed.","param":"quota"}`), nil
+	}
+	time.Sleep(time.Second)
+	api.mu.Lock()
+	defer api.mu.Unlock()
+	api.uncached.take(input + api.output - reserved)
+	api.total.take(input + api.cached + api.output - reserved)
+	return response(200, fmt.Sprintf(`{"usage":{"prompt_tokens":%.0f,"completion_tokens":%.0f,"total_tokens":%.0f,"prompt_tokens_details":{"cached_tokens":%.0f}}}`,
+		input+api.cached, api.output, input+api.cached+api.output, api.cached)), nil
+}
+
+// take reserves tokens in both buckets, if there are as many.
+func (api *cerebras) take(n float64) bool {
+	api.mu.Lock()
+	defer api.mu.Unlock()
+	api.uncached.take(0)
+	api.total.take(0)
+	if min(api.uncached.left, api.total.left) < n {
+		api.refused++
+		return false
+	}
+	api.served++
+	api.uncached.take(n)
+	api.total.take(n)
+	return true
+}
+
+// Cerebras is asked for no more than it has room for, with a maximum and without. Cached tokens count in one
+// of its two buckets only.
+func TestCerebrasBuckets(t *testing.T) {
+	for _, test := range []struct {
+		name           string
+		most           string
+		cached, output float64
+		limits         float64 // tokens a minute that the answers use of the bucket that decides
+		each           float64
+	}{
+		{"without a maximum", "", 0, 500, 60_000, 600},
+		{"with a maximum", `,"max_completion_tokens":2000`, 0, 500, 60_000, 600},
+		{"cached", "", 1_000, 500, 60_000, 600},
+		{"more cached than counts", "", 2_400, 500, 180_000, 3_000},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := newCerebras(60_000, test.cached, test.output)
+				saturate(t, over(t, providers.OpenAICompatible("api.cerebras.ai", 10_000, 60_000), api), 20, 10*time.Minute, func(int) *http.Request {
+					return postJSON(t, "https://api.cerebras.ai/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"`+strings.Repeat("one ", 95)+`"}]`+test.most+`}`)
+				})
+				want := 0.9 * 10 * test.limits / test.each
+				if t.Logf("%d served, %d refused", api.served, api.refused); api.refused > 0 || float64(api.served) < want {
+					t.Errorf("%d served and %d refused, want at least %.0f and none", api.served, api.refused, want)
 				}
 			})
 		})
@@ -222,6 +385,7 @@ func TestOpenAICompatibleSettles(t *testing.T) {
 		{"api.mistral.ai", replying{Body: usage}, 100},
 		{"api.x.ai", replying{Body: usage}, 100},
 		{"api.x.ai", replying{Header: map[string]string{"Content-Type": "text/event-stream"}, Body: "data: {\"choices\":[]}\n\ndata: " + usage + "\n\ndata: [DONE]\n\n"}, 100},
+		{"api.x.ai", replying{Header: map[string]string{"Content-Type": "text/event-stream"}, Body: "data: {\"type\":\"response.completed\",\"response\":" + usage + "}\n\n"}, 100},
 		{"api.cerebras.ai", replying{Body: usage}, 100},
 		{"api.groq.com", replying{Body: usage}, 2},
 		{"gateway.example.com", replying{Body: usage}, 2},
@@ -257,6 +421,11 @@ func TestOpenAICompatibleWindows(t *testing.T) {
 			}
 		})
 	}
+}
+
+// response returns a response of JSON.
+func response(status int, body string) *http.Response {
+	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body))}
 }
 
 func refusal(status int, body string) func() fakeapi.Reply {

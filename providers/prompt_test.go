@@ -24,10 +24,13 @@ func TestPromptReadOnce(t *testing.T) {
 		{"OpenAI", providers.OpenAI(600, 30_000), openAI(600, 30_000), "https://api.openai.com/v1/chat/completions"},
 		{"OpenRouter", providers.OpenAICompatible("openrouter.ai", 600, 30_000), openAI(600, 30_000), "https://openrouter.ai/api/v1/chat/completions"},
 		{"DeepSeek", providers.OpenAICompatible("api.deepseek.com", 600, 30_000), openAI(600, 30_000), "https://api.deepseek.com/chat/completions"},
+		{"Mistral", providers.OpenAICompatible("api.mistral.ai", 600, 30_000), openAI(600, 30_000), "https://api.mistral.ai/v1/chat/completions"},
+		{"Cerebras", providers.OpenAICompatible("api.cerebras.ai", 600, 30_000), openAI(600, 30_000), "https://api.cerebras.ai/v1/chat/completions"},
 		{"AzureOpenAI", providers.AzureOpenAI(600, 30_000), openAI(600, 30_000), "https://acme.openai.azure.com/openai/v1/chat/completions"},
 		{"Bedrock", providers.Bedrock(600, 30_000), openAI(600, 30_000), "https://bedrock-runtime.us-east-1.amazonaws.com/openai/v1/chat/completions"},
 		{"Gemini", providers.Gemini(600, 30_000, 0), openAI(600, 30_000), "https://generativelanguage.googleapis.com/v1beta/openai/chat/completions"},
 		{"Anthropic", providers.Anthropic(600, 30_000, 8_000), anthropic(600, 30_000, 8_000), "https://api.anthropic.com/v1/messages"},
+		{"Anthropic", providers.Anthropic(600, 30_000, 8_000), anthropic(600, 30_000, 8_000), "https://api.anthropic.com/v1/chat/completions"},
 	} {
 		for _, own := range []bool{false, true} {
 			var texts []string
@@ -47,7 +50,7 @@ func TestPromptReadOnce(t *testing.T) {
 			if reads != 1 {
 				t.Errorf("%s, own %t: the body was read %d times", test.name, own, reads)
 			}
-			estimates := test.name == "Anthropic" || test.name == "Bedrock" || test.name == "Gemini"
+			estimates := slices.Contains([]string{"Anthropic", "Bedrock", "Cerebras", "Gemini", "Mistral"}, test.name)
 			if refused := own && !estimates; refused != errors.Is(err, throttle.ErrExceedsCapacity) {
 				t.Errorf("%s, own %t: %v", test.name, own, err)
 			}
