@@ -94,28 +94,31 @@ func conversed(t *testing.T, model string, most, output int) *http.Request {
 // Requests without a maximum reserve the default of the model, and its quota can be used.
 func TestBedrockDefaultMaxStandIn(t *testing.T) {
 	invoke := func(t *testing.T, w, n int) *http.Request { return invoked(t, bedrockLlama, drawn(w, n, 50, 450)) }
-	chat := func(t *testing.T, w, n int) *http.Request { return conversed(t, bedrockLlama, 0, drawn(w, n, 50, 800)) }
+	chat := func(t *testing.T, w, n int) *http.Request {
+		return conversed(t, bedrockLlama, 0, drawn(w, n, 50, 800))
+	}
+	limited := func(t *testing.T, w, n int) *http.Request {
+		return conversed(t, bedrockClaude, 1000, drawn(w, n, 50, 800))
+	}
 	for _, test := range []struct {
-		name string
-		next func(t *testing.T, w, n int) *http.Request
+		name    string
+		sliding bool
+		next    func(t *testing.T, w, n int) *http.Request
 	}{
-		{"Llama 3.1 8B, InvokeModel", invoke},
-		{"Llama 3.1 8B, Converse", chat},
-		{"Llama 3.1 8B, both", func(t *testing.T, w, n int) *http.Request {
+		{"Llama 3.1 8B, InvokeModel", false, invoke},
+		{"Llama 3.1 8B, Converse", true, chat},
+		{"Llama 3.1 8B, both", false, func(t *testing.T, w, n int) *http.Request {
 			if w%2 == 0 {
 				return invoke(t, w, n)
 			}
 			return chat(t, w, n)
 		}},
-		{"Claude Sonnet 4.5, maxTokens 1000, five times the output", func(t *testing.T, w, n int) *http.Request {
-			return conversed(t, bedrockClaude, 1000, drawn(w, n, 50, 800))
-		}},
+		{"Claude, five times the output", false, limited},
+		{"Claude, five times the output in a sliding minute", true, limited},
 	} {
-		for name, sliding := range map[string]bool{"bucket": false, "sliding minute": true} {
-			t.Run(test.name+", "+name, func(t *testing.T) {
-				contest{share: 0.8, api: func() rules { return bedrockRules(200_000, sliding) }, load: load{20, 3 * time.Minute, test.next},
-					preset: func() providers.Provider { return providers.Bedrock(0, 200_000) }}.run(t)
-			})
-		}
+		t.Run(test.name, func(t *testing.T) {
+			contest{share: 0.8, api: func() rules { return bedrockRules(200_000, test.sliding) }, load: load{20, 3 * time.Minute, test.next},
+				preset: func() providers.Provider { return providers.Bedrock(0, 200_000) }}.run(t)
+		})
 	}
 }

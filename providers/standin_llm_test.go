@@ -212,9 +212,10 @@ type llm struct {
 	// guard shortens the bursts of buckets: see knowing.
 	guard time.Duration
 
-	mu    sync.Mutex // guards the fields below
-	pools map[string]*minutePool
-	seen  []arrival
+	mu     sync.Mutex // guards the fields below
+	pools  map[string]*minutePool
+	cached map[string]bool // system prompts that were answered
+	seen   []arrival
 }
 
 // An arrival is a request that an llm has answered or refused.
@@ -225,7 +226,7 @@ type arrival struct {
 }
 
 func newLLM(r rules) *llm {
-	return &llm{rules: r, latency: fakeapi.Between(20*time.Millisecond, 200*time.Millisecond), pools: map[string]*minutePool{}}
+	return &llm{rules: r, latency: fakeapi.Between(20*time.Millisecond, 200*time.Millisecond), pools: map[string]*minutePool{}, cached: map[string]bool{}}
 }
 
 // bucket and sliding return the pool of a name.
