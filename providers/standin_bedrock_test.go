@@ -13,20 +13,21 @@ import (
 // bedrockRules returns the rules of the runtime of Amazon Bedrock, with the tokens a minute of each
 // model.
 //
-// AWS deducts the input and max_tokens when a request begins, and settles it at the end as the input
-// and the output times the burndown rate of the model, which is 5 for Claude from 3.7 to 4.7 and 1 for
-// Llama: https://docs.aws.amazon.com/bedrock/latest/userguide/quotas-token-burndown.html (How tokens are
-// counted in Amazon Bedrock). InvokeModel and Converse share the quota of a model:
-// https://docs.aws.amazon.com/bedrock/latest/userguide/quotas-runtime.html. Both read on 2026-11-28.
+// AWS deducts the input and max_tokens when a request begins, and settles it at the end as the
+// input and the output times the burndown rate of the model, which is 5 for Claude from 3.7 to 4.7
+// and 1 for Llama: https://docs.aws.amazon.com/bedrock/latest/userguide/quotas-token-burndown.html
+// (How tokens are counted in Amazon Bedrock). InvokeModel and Converse share the quota of a model:
+// https://docs.aws.amazon.com/bedrock/latest/userguide/quotas-runtime.html. Both read on
+// 2026-11-28.
 //
 // Without max_tokens: InvokeModel of Llama has a default max_gen_len of 512,
 // https://docs.aws.amazon.com/bedrock/latest/userguide/model-parameters-meta.html. The default of
 // Converse is the most that the model allows,
-// https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_InferenceConfiguration.html, which
-// the cards of Llama 3.1 70B and 405B give as 4K tokens,
+// https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_InferenceConfiguration.html,
+// which the cards of Llama 3.1 70B and 405B give as 4K tokens,
 // https://docs.aws.amazon.com/bedrock/latest/userguide/model-card-meta-llama-3-1-405b-instruct.html.
-// Read on 2026-11-28. AWS doesn't publish the kind of window: here it is both a bucket and a minute that
-// slides. Refusals are of providers/testdata/fixtures/bedrock.json.
+// Read on 2026-11-28. AWS doesn't publish the kind of window: here it is both a bucket and a minute
+// that slides. Refusals are of providers/testdata/fixtures/bedrock.json.
 func bedrockRules(tokens float64, sliding bool) rules {
 	pool := func(s *llm, q *question) *minutePool {
 		if sliding {

@@ -26,20 +26,20 @@ func completion(q *question) string {
 // cerebrasRules returns the rules of Cerebras, with a limit of uncached tokens a minute.
 //
 // A request is refused before it runs if its estimate exceeds what is left: its input and
-// max_completion_tokens, or an upper bound without it. The estimate is corrected when the request has
-// been processed. Each model of an organization has a bucket of uncached tokens and one of all tokens,
-// which is three times as large, and both refill all the time. Cached tokens don't count as uncached.
-// https://inference-docs.cerebras.ai/support/rate-limits, read on 2026-11-28.
+// max_completion_tokens, or an upper bound without it. The estimate is corrected when the request
+// has been processed. Each model of an organization has a bucket of uncached tokens and one of all
+// tokens, which is three times as large, and both refill all the time. Cached tokens don't count as
+// uncached. https://inference-docs.cerebras.ai/support/rate-limits, read on 2026-11-28.
 //
 // The upper bound is not published. Clients measured 16,384, which also caps max_completion_tokens:
-// https://github.com/dcdpr/jp/pull/1085, read on 2026-11-28. Cerebras' own changes to clients say that
-// the maximum is reserved in full: https://github.com/cline/cline/pull/7881 and
+// https://github.com/dcdpr/jp/pull/1085, read on 2026-11-28. Cerebras' own changes to clients say
+// that the maximum is reserved in full: https://github.com/cline/cline/pull/7881 and
 // https://github.com/anomalyco/opencode/pull/5036, read on 2026-11-28.
 //
-// The page doesn't say whether the estimate of cached input counts as uncached until then. It does here,
-// because the estimate is of total tokens. Refusals and headers are of providers/testdata/fixtures, which
-// tells of accounts with and without headers. The page doesn't say which bucket the headers report:
-// here it is the one of uncached tokens.
+// The page doesn't say whether the estimate of cached input counts as uncached until then. It does
+// here, because the estimate is of total tokens. Refusals and headers are of
+// providers/testdata/fixtures, which tells of accounts with and without headers. The page doesn't
+// say which bucket the headers report: here it is the one of uncached tokens.
 func cerebrasRules(uncached float64, headers bool) rules {
 	const bound, block = 16_384, 128
 	pools := func(s *llm, q *question) (requests, fresh, all *minutePool) {
@@ -106,17 +106,17 @@ func TestCerebrasCachedInputStandIn(t *testing.T) {
 	}.run(t)
 }
 
-// usedTokens returns the rules of Mistral and xAI, which count the tokens that a request really used,
-// input and output, when its answer ends. What max_tokens says plays no part: a request is accepted as
-// long as anything is left of the minute.
+// usedTokens returns the rules of Mistral and xAI, which count the tokens that a request really
+// used, input and output, when its answer ends. What max_tokens says plays no part: a request is
+// accepted as long as anything is left of the minute.
 //
-// Mistral: total_tokens in a window of 60 seconds that slides, as others measured it. That, the headers
-// and the refusals are of providers/testdata/fixtures/mistral.json, read on 2026-11-28.
+// Mistral: total_tokens in a window of 60 seconds that slides, as others measured it. That, the
+// headers and the refusals are of providers/testdata/fixtures/mistral.json, read on 2026-11-28.
 // xAI: "tokens per minute" of input, output, cached and reasoning tokens,
-// https://docs.x.ai/developers/rate-limits, with refusals of providers/testdata/fixtures/xai.json. That
-// xAI doesn't count the budget of an answer, and Groq and Cerebras do:
-// https://github.com/zeeyado/koassistant.koplugin/issues/106, read on 2026-11-28. The kind of window is
-// not published. Here it slides, which is the strictest.
+// https://docs.x.ai/developers/rate-limits, with refusals of providers/testdata/fixtures/xai.json.
+// That xAI doesn't count the budget of an answer, and Groq and Cerebras do:
+// https://github.com/zeeyado/koassistant.koplugin/issues/106, read on 2026-11-28. The kind of
+// window is not published. Here it slides, which is the strictest.
 func usedTokens(tokens float64, header func(tokens *minutePool, q *question) http.Header, body func(*question) string) rules {
 	pool := func(s *llm, q *question) *minutePool { return s.sliding(q.model, tokens) }
 	return rules{start: 300 * time.Millisecond, speed: 100,
@@ -183,13 +183,13 @@ func TestLargeMaxStandIn(t *testing.T) {
 	}
 }
 
-// anthropicRules returns the rules of Anthropic's Messages API and of its endpoint for the OpenAI SDK,
-// /v1/chat/completions, which share the buckets of a model.
+// anthropicRules returns the rules of Anthropic's Messages API and of its endpoint for the OpenAI
+// SDK, /v1/chat/completions, which share the buckets of a model.
 //
 // Requests, input and output tokens have buckets that refill all the time. Input counts when a
 // request begins, and output as it is written, whatever max_tokens says:
-// https://platform.claude.com/docs/en/api/rate-limits. The endpoint for the OpenAI SDK has the limits
-// of /v1/messages, x-ratelimit headers and retry-after, and errors in OpenAI's form:
+// https://platform.claude.com/docs/en/api/rate-limits. The endpoint for the OpenAI SDK has the
+// limits of /v1/messages, x-ratelimit headers and retry-after, and errors in OpenAI's form:
 // https://platform.claude.com/docs/en/api/openai-sdk. A recorded refusal of it:
 // https://github.com/FoundationAgents/OpenManus/issues/746. All read on 2026-11-28. The page has no
 // example of the headers, so only those of requests are sent here, which can't be misunderstood.
@@ -265,8 +265,8 @@ func TestAnthropicWithOpenAISDKStandIn(t *testing.T) {
 
 // Requests that the plan doesn't allow hold up no others.
 //
-// A request above 200,000 tokens of a plan without long context gets status 429 and rate_limit_error,
-// without a wait and for ever, while shorter requests of the model are answered:
+// A request above 200,000 tokens of a plan without long context gets status 429 and
+// rate_limit_error, without a wait and for ever, while shorter requests of the model are answered:
 // https://github.com/anthropics/claude-code/issues/42616 and
 // https://github.com/NousResearch/hermes-agent/issues/4747, read on 2026-11-28. It costs nothing.
 func TestAnthropicLongContextGateStandIn(t *testing.T) {

@@ -41,8 +41,8 @@ type limitsAPI struct {
 	foreign []*http.Request // to other hosts
 }
 
-// The failures of a limitsAPI. With failEndless each page has a next one, and with failRepeated each
-// page names the same one.
+// The failures of a limitsAPI. With failEndless each page has a next one, and with failRepeated
+// each page names the same one.
 const (
 	failLimited  = "status 429"
 	failBroken   = "status 500"
@@ -133,15 +133,16 @@ const (
 //	GET /v1/organizations/rate_limits
 //	GET /v1/organizations/workspaces/{workspace_id}/rate_limits
 //
-// with x-api-key and anthropic-version. The list of a workspace has overrides only: a group or limiter
-// that it lacks is inherited from the organization. Pages: next_page goes into the parameter page.
-// https://platform.claude.com/docs/en/manage-claude/rate-limits-api (copy of 2026-09-26) and
-// https://platform.claude.com/docs/en/api/http/beta/organization/rate_limits/list, read on 2026-11-28.
-// Errors: https://platform.claude.com/docs/en/api/errors, read on 2026-11-28.
+// with x-api-key and anthropic-version. The list of a workspace has overrides only: a group or
+// limiter that it lacks is inherited from the organization. Pages: next_page goes into the
+// parameter page. https://platform.claude.com/docs/en/manage-claude/rate-limits-api (copy of
+// 2026-09-26) and https://platform.claude.com/docs/en/api/http/beta/organization/rate_limits/list,
+// read on 2026-11-28. Errors: https://platform.claude.com/docs/en/api/errors, read on 2026-11-28.
 //
 // The page calls the limiter of input tokens input_tokens_per_minute. Clients read
-// input_tokens_per_minute_cache_aware from real responses, and fast_itpmca and fast_otpm for fast mode:
-// provider claude of https://github.com/mondoohq/mql, and others. So the groups here have either.
+// input_tokens_per_minute_cache_aware from real responses, and fast_itpmca and fast_otpm for fast
+// mode: provider claude of https://github.com/mondoohq/mql, and others. So the groups here have
+// either.
 func newAnthropicLimits() *limitsAPI {
 	s := &limitsAPI{host: "api.anthropic.com", header: "X-Api-Key", key: anthropicAdminKey, plain: anthropicPlainKey, refusal: anthropicError}
 	organization := []limitGroup{
@@ -252,9 +253,10 @@ const (
 //	GET /v1/organization/projects/{project_id}/rate_limits?after=rl_xxx&limit=100
 //
 // https://developers.openai.com/api/reference/resources/organization/subresources/projects/subresources/rate_limits,
-// read on 2026-11-28. Limit is 100 by default. A page has first_id, last_id and has_more, and after is
-// the id of the last object of the page before. The 403 of a key without the right is a JSON object
-// whose error is a text, as clients have recorded it ("Missing scopes: api.management.read").
+// read on 2026-11-28. Limit is 100 by default. A page has first_id, last_id and has_more, and after
+// is the id of the last object of the page before. The 403 of a key without the right is a JSON
+// object whose error is a text, as clients have recorded it ("Missing scopes:
+// api.management.read").
 func newOpenAILimits() *limitsAPI {
 	s := &limitsAPI{host: "api.openai.com", header: "Authorization", prefix: "Bearer ", key: openAIAdminKey, plain: openAIPlainKey, refusal: openAIError}
 	all := []openAILimit{
@@ -390,8 +392,8 @@ func checkFetched(t *testing.T, f fetching) {
 	}
 }
 
-// checkOtherUnits checks that OpenAI's limits of images, audio and a day don't become limits of requests
-// or tokens a minute.
+// checkOtherUnits checks that OpenAI's limits of images, audio and a day don't become limits of
+// requests or tokens a minute.
 func checkOtherUnits(t *testing.T, openAI fetcher) {
 	api := newOpenAILimits()
 	all, err := openAI(t.Context(), &http.Client{Transport: api}, api.key, openAIProject)

@@ -325,9 +325,9 @@ func sleep(ctx context.Context, d time.Duration) error {
 }
 
 // A knowing client has the rules of an API, counters of its own, and the length of each answer. It
-// sends a request when the API will accept it, whenever within the latency it arrives. The API counts
-// a request later than the client, and a full bucket gains nothing until then, so the client's buckets
-// hold less by what they gain in the time of guard.
+// sends a request when the API will accept it, whenever within the latency it arrives. The API
+// counts a request later than the client, and a full bucket gains nothing until then, so the
+// client's buckets hold less by what they gain in the time of guard.
 type knowing struct {
 	api   *llm
 	rules *llm
@@ -436,7 +436,8 @@ func (l load) play(t *testing.T, api *llm, client http.RoundTripper) (o outcome)
 	return o
 }
 
-// A contest compares a preset with what is possible at an API, and with a client that knows its rules.
+// A contest compares a preset with what is possible at an API, and with a client that knows its
+// rules.
 type contest struct {
 	api    func() rules
 	preset func() providers.Provider
@@ -493,8 +494,8 @@ func jsonRequest(t *testing.T, url string, body map[string]any, output int) *htt
 	return r
 }
 
-// drawn returns the n-th number of a worker from low to high. It does not depend on the order in which
-// workers run.
+// drawn returns the n-th number of a worker from low to high. It does not depend on the order in
+// which workers run.
 func drawn(worker, n, low, high int) int {
 	random := rand.New(rand.NewPCG(uint64(worker), uint64(n)))
 	return low + random.IntN(high-low+1)

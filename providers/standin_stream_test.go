@@ -19,9 +19,9 @@ import (
 	"github.com/apithrottle/throttle/providers"
 )
 
-// A streamAPI is a stand-in of an API that answers in streams of server-sent events, with status 200.
-// One of its streams ends in a refusal. From a millisecond later until the wait of the refusal is over,
-// the API refuses all requests with a plain status.
+// A streamAPI is a stand-in of an API that answers in streams of server-sent events, with status
+// 200. One of its streams ends in a refusal. From a millisecond later until the wait of the refusal
+// is over, the API refuses all requests with a plain status.
 type streamAPI struct {
 	dialect
 	bad   int             // number of the stream that ends in a refusal. If zero, none does.
@@ -120,9 +120,9 @@ func (e *eventStream) Read(p []byte) (int, error) {
 
 func (e *eventStream) Close() error { return nil }
 
-// readStreams runs 20 workers for a duration. They read streams to the end or, if leaves is true, close
-// a body after an event that is an error, as SDKs do. It returns the longest wait for a response, and
-// fails if the bytes of a stream are not the ones that the API sent.
+// readStreams runs 20 workers for a duration. They read streams to the end or, if leaves is true,
+// close a body after an event that is an error, as SDKs do. It returns the longest wait for a
+// response, and fails if the bytes of a stream are not the ones that the API sent.
 func readStreams(t *testing.T, rt http.RoundTripper, api *streamAPI, d time.Duration, leaves bool) (slowest time.Duration) {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	defer cancel()
@@ -184,7 +184,8 @@ func readStream(resp *http.Response, leaves bool) string {
 	}
 }
 
-// A listening client knows the API: it sends nothing after a refusal in a stream until the wait is over.
+// A listening client knows the API: it sends nothing after a refusal in a stream until the wait is
+// over.
 type listening struct {
 	api *streamAPI
 	mu  sync.Mutex
@@ -243,11 +244,12 @@ func quoted(s string) string {
 	return string(b)
 }
 
-// The Responses API of OpenAI. Events: https://developers.openai.com/api/reference/resources/responses,
-// a recorded stream with an error event and response.failed in the fixtures of
-// https://github.com/prism-php/prism (stream-unknown-error-responses-1.json), and the recorded
-// response.failed of a test of https://github.com/openai/codex ("Please try again in 11.054s"). The
-// sentence is of https://github.com/pomerium/mcp-app-demo/issues/156. Read on 2026-11-28.
+// The Responses API of OpenAI. Events:
+// https://developers.openai.com/api/reference/resources/responses, a recorded stream with an error
+// event and response.failed in the fixtures of https://github.com/prism-php/prism
+// (stream-unknown-error-responses-1.json), and the recorded response.failed of a test of
+// https://github.com/openai/codex ("Please try again in 11.054s"). The sentence is of
+// https://github.com/pomerium/mcp-app-demo/issues/156. Read on 2026-11-28.
 func responsesDialect() dialect {
 	const response = `"response":{"id":"resp_1","object":"response","created_at":1751642570,"status":%q,"error":null,"model":"gpt-4o-2024-08-06","output":[],"usage":%s,"metadata":{}}`
 	return dialect{
@@ -279,8 +281,8 @@ func responsesRefusals() []streamedRefusal {
 
 // The Messages API of Anthropic, whose errors may follow a status of 200 in a stream:
 // https://platform.claude.com/docs/en/build-with-claude/streaming and
-// https://platform.claude.com/docs/en/api/errors, read on 2026-11-28. They name no wait: a second here,
-// which is the least that a client without other knowledge waits.
+// https://platform.claude.com/docs/en/api/errors, read on 2026-11-28. They name no wait: a second
+// here, which is the least that a client without other knowledge waits.
 func messagesDialect() dialect {
 	return dialect{
 		preset: func() providers.Provider { return providers.Anthropic(10_000, 10_000_000, 10_000_000) },
@@ -305,9 +307,9 @@ func messagesRefusals() []streamedRefusal {
 	}
 }
 
-// The Gemini API, whose stream may end in an error object after status 200. That it does is of tests of
-// clients, such as TestParseSSEStreamError of a client that names Vertex AI, and the object is that of a
-// plain refusal; no recorded stream was found. Read on 2026-11-28.
+// The Gemini API, whose stream may end in an error object after status 200. That it does is of
+// tests of clients, such as TestParseSSEStreamError of a client that names Vertex AI, and the
+// object is that of a plain refusal; no recorded stream was found. Read on 2026-11-28.
 func geminiDialect() dialect {
 	chunk := func(parts, rest string) string {
 		return sse("", `{"candidates":[{"content":{"parts":[`+parts+`],"role":"model"},"index":0`+rest)
