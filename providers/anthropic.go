@@ -77,10 +77,12 @@ func Anthropic(requests, input, output int64) Provider {
 		return answers.Charge{Unit: unit, Field: answers.Field{Path: "usage." + name}, Or: answers.Field{Path: "message.usage." + name}}
 	}
 	api := &anthropic{bodies: prompt.Reader{Image: anthropicImage, Blocks: true}, output: newOutputs()}
+	family := some("family", page, api.family, paced(requests), tokens(input, inputTokens), tokens(output, outputTokens))
+	family.model = api.model
 	return Provider{
 		Name: "anthropic",
 		Scopes: []Scope{
-			some("family", page, api.family, paced(requests), tokens(input, inputTokens), tokens(output, outputTokens)),
+			family,
 			some("batches", page, when(isBatch), paced(1_000)),
 		},
 		Cost:   api.cost,
@@ -158,15 +160,24 @@ func (a *anthropic) family(req *http.Request) (family string, counts bool) {
 	if !isMessage(req) {
 		return "", false
 	}
-	fields := a.bodies.Read(req).Fields
-	family, fast := familyOf(fields["model"]), ""
-	if fields["speed"] == "fast" {
-		fast = fastMode
-	}
-	return family + fast, true
+	model, fast := modelOf(a.bodies.Read(req))
+	return familyOf(model) + fast, true
 }
 
-// fastMode follows the family in the key of its fast mode.
+// model returns the model of a message request, and of its fast mode another name.
+func (a *anthropic) model(req *http.Request) string {
+	model, fast := modelOf(a.bodies.Peek(req))
+	return model + fast
+}
+
+func modelOf(p prompt.Prompt) (model, fast string) {
+	if p.Fields["speed"] == "fast" {
+		fast = fastMode
+	}
+	return p.Fields["model"], fast
+}
+
+// fastMode follows the name of a family or model in fast mode.
 const fastMode = "-fast"
 
 func familyOf(model string) (family string) {

@@ -167,7 +167,7 @@ var bedrockOutputs = []struct {
 	name             string
 	invoke, converse int64
 }{
-	{"meta.llama", 512, 2_048},
+	{"meta.llama", 512, 4_096},
 	{"amazon.titan-text-lite", 512, 4_096}, {"amazon.titan-text-premier", 512, 3_072}, {"amazon.titan", 512, 8_192},
 	{"amazon.nova-premier", 25_000, 25_000}, {"amazon.nova-2", 65_535, 65_535}, {"amazon.nova", 5_000, 5_000},
 	{"mistral.mistral-7b", 512, 8_192}, {"mistral.mixtral", 512, 4_096}, {"mistral.", 8_192, 8_192},

@@ -33,19 +33,6 @@ type capture struct{ fixtures.Response }
 var misread = []string{
 	// Passed, because nothing looks into event streams.
 	"openai: tokens of the minute, in a stream",
-	// Limited, though no wait helps: the plan has no long contexts, the free tier has none of the
-	// model, and the request is larger than what a minute has.
-	"anthropic: long context without extra usage",
-	"gemini: free tier with a limit of 0",
-	"openai-compatible: one request larger than the minute, with a wait",
-	// Limited, though one file alone is refused.
-	"google-workspace: downloads of one file, usage limits",
-	// Passed without the headers that GitHub sends today.
-	"github: primary limit of an address, no header",
-	// Limited, but the wait is missed that the body alone names.
-	"discord: writes of a channel",
-	"discord: service resource",
-	"telegram: old server without parameters",
 }
 
 // readCaptures reads testdata/captures.json.

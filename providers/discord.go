@@ -69,7 +69,7 @@ func Discord() Provider {
 				{Status: http.StatusTooManyRequests, Header: "X-Ratelimit-Bucket", Kind: answers.Limited},
 				{Status: http.StatusTooManyRequests, Header: "X-Ratelimit-Scope", Kind: answers.Limited},
 				{Status: http.StatusTooManyRequests, Path: "message", Text: "You are being blocked*", Kind: answers.Banned, Wait: discordBan, Wide: true, Reason: "blocked"},
-				{Status: http.StatusTooManyRequests, Path: "retry_after", Text: "*", Kind: answers.Limited},
+				{Status: http.StatusTooManyRequests, Path: "retry_after", Text: "*", Kind: answers.Limited, Delay: []answers.Field{{Path: "retry_after", Format: answers.Seconds}}},
 				{Status: http.StatusTooManyRequests, Header: "Content-Type", Value: "text/*", Kind: answers.Banned, Wait: discordBan, Unit: "nothing", Reason: "blocked"},
 				{Status: http.StatusNotFound, Path: "code", Text: "10015", Kind: answers.Banned, Reason: "unknown webhook"},
 			},

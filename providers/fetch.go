@@ -5,28 +5,29 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"net/url"
+	"slices"
+	"strings"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
 )
 
-// FetchAnthropic returns the limits of each model family of an organization, as Models for the scope
-// "family" of [Anthropic]. If workspace is not empty, these are the limits of that workspace, where it
-// has lower ones.
+// FetchAnthropic returns the limits of an organization's models, as Models for the scope "family" of
+// [Anthropic]. Models that share limits are one pattern, and so is their fast mode. If workspace is not
+// empty, these are the limits of that workspace, where it has lower ones.
 //
 //	limits, err := providers.FetchAnthropic(ctx, nil, adminKey, "")
 //	if err != nil {
 //		return err
 //	}
-//	p := providers.Anthropic(50, 30_000, 8_000) // families that the organization does not have
+//	p := providers.Anthropic(50, 30_000, 8_000) // of models that are not listed
 //	p.Scope("family").Models = providers.NewModels(limits)
 //
 // Call it again, and Models.Set with the result, to follow changes. It makes one call of Anthropic's
 // Rate Limits API for each page, and two for a workspace, and blocks until the last response is read or
-// ctx ends. If several groups of limits are of one family, the lowest limits count.
+// ctx ends.
 //
 // The key is an administrator's, which begins with sk-ant-admin. It is sent to api.anthropic.com alone,
 // and is part of no error. If client is nil, http.DefaultClient is used. An error leaves the limits in
@@ -36,19 +37,78 @@ import (
 func FetchAnthropic(ctx context.Context, client *http.Client, key, workspace string) (map[string][]throttle.Tier, error) {
 	f := fetcher{client: client, api: "Anthropic", host: "https://api.anthropic.com", key: key, rights: "an administrator's key, which begins with sk-ant-admin",
 		header: http.Header{"X-Api-Key": {key}, "Anthropic-Version": {"2023-06-01"}}}
-	limits, err := f.anthropic(ctx, "/v1/organizations/rate_limits", nil)
+	groups, err := f.anthropic(ctx, "/v1/organizations/rate_limits")
 	if err == nil && workspace != "" {
-		limits, err = f.anthropic(ctx, "/v1/organizations/workspaces/"+url.PathEscape(workspace)+"/rate_limits", limits)
+		var own []anthropicGroup
+		own, err = f.anthropic(ctx, "/v1/organizations/workspaces/"+url.PathEscape(workspace)+"/rate_limits")
+		groups = overridden(groups, own)
 	}
 	if err != nil {
 		return nil, err
 	}
 	all := make(map[string][]throttle.Tier)
-	for family, l := range limits {
-		tiers := Anthropic(l.orMost("requests_per_minute"), l.orMost("input_tokens_per_minute"), l.orMost("output_tokens_per_minute")).Scope("family").Policy.Tiers
-		all[family], all[family+fastMode] = tiers, tiers
+	for _, g := range groups {
+		l := g.limits()
+		family := func(input, output int64) []throttle.Tier {
+			return Anthropic(l.orMost("requests_per_minute"), input, output).Scope("family").Policy.Tiers
+		}
+		input, output := min(l.orMost("input_tokens_per_minute"), l.orMost("input_tokens_per_minute_cache_aware")), l.orMost("output_tokens_per_minute")
+		all[strings.Join(g.Models, "|")] = family(input, output)
+		fast := strings.Join(g.Models, fastMode+"|") + fastMode
+		all[fast] = family(min(input, l.orMost("fast_itpmca")), min(output, l.orMost("fast_otpm")))
 	}
 	return f.some(all)
+}
+
+// An anthropicGroup is a group of models that share limits.
+type anthropicGroup struct {
+	Models []string
+	Limits []struct {
+		Type  string
+		Value int64
+	}
+}
+
+func (g anthropicGroup) limits() limiters {
+	l := make(limiters)
+	for _, limit := range g.Limits {
+		l.lower(limit.Type, limit.Value)
+	}
+	return l
+}
+
+// anthropic returns the groups of models on all pages of a path.
+func (f *fetcher) anthropic(ctx context.Context, path string) (all []anthropicGroup, err error) {
+	err = f.pages(ctx, path, url.Values{"group_type": {"model_group"}}, func(page []byte, query url.Values) (more bool, err error) {
+		var groups struct {
+			Data []anthropicGroup
+			Next string `json:"next_page"`
+		}
+		if err := json.Unmarshal(page, &groups); err != nil {
+			return false, err
+		}
+		for _, g := range groups.Data {
+			if len(g.Models) > 0 {
+				all = append(all, g)
+			}
+		}
+		query.Set("page", groups.Next)
+		return groups.Next != "", nil
+	})
+	return all, err
+}
+
+// overridden returns the groups of an organization with the lower limits of a workspace, which lists only
+// those that differ.
+func overridden(groups, own []anthropicGroup) []anthropicGroup {
+	for i, g := range groups {
+		for _, o := range own {
+			if slices.ContainsFunc(o.Models, func(model string) bool { return slices.Contains(g.Models, model) }) {
+				groups[i].Limits = append(groups[i].Limits, o.Limits...)
+			}
+		}
+	}
+	return groups
 }
 
 // limiters are the values of a group of limits, by type. A type that is missing is not limited.
@@ -66,48 +126,6 @@ func (l limiters) lower(kind string, n int64) {
 	if n > 0 {
 		l[kind] = min(n, l.orMost(kind))
 	}
-}
-
-// anthropic returns the limits of each family on all pages of a path. Those in base that no page has are
-// kept.
-func (f *fetcher) anthropic(ctx context.Context, path string, base map[string]limiters) (map[string]limiters, error) {
-	type group struct {
-		Models []string
-		Limits []struct {
-			Type  string
-			Value int64
-		}
-	}
-	found := make(map[string]limiters)
-	err := f.pages(ctx, path, url.Values{"group_type": {"model_group"}}, func(page []byte, query url.Values) (more bool, err error) {
-		var groups struct {
-			Data []group
-			Next string `json:"next_page"`
-		}
-		if err := json.Unmarshal(page, &groups); err != nil {
-			return false, err
-		}
-		for _, g := range groups.Data {
-			for _, model := range g.Models {
-				family := familyOf(model)
-				if family == "" {
-					continue
-				}
-				of := limitersOf(found, family)
-				for _, l := range g.Limits {
-					of.lower(l.Type, l.Value)
-				}
-			}
-		}
-		query.Set("page", groups.Next)
-		return groups.Next != "", nil
-	})
-	for family, kept := range base {
-		of := maps.Clone(kept)
-		maps.Copy(of, found[family])
-		found[family] = of
-	}
-	return found, err
 }
 
 // limitersOf returns the limits of a name, which it adds if it is new.
@@ -197,7 +215,7 @@ func (f *fetcher) pages(ctx context.Context, path string, query url.Values, read
 		}
 		switch more, err := read(page, query); {
 		case err != nil:
-			return f.errorf("the response is not as documented: %w", err)
+			return f.errorf("the response is not the JSON that is documented: %w", err)
 		case !more:
 			return nil
 		}
@@ -249,7 +267,10 @@ func (f *fetcher) advice(resp *http.Response) string {
 		}
 		return "too many calls (status 429): try again later"
 	default:
-		return fmt.Sprintf("unexpected status %d: the limits are unknown", status)
+		if status >= 500 {
+			return fmt.Sprintf("the API fails (status %d): try again later", status)
+		}
+		return fmt.Sprintf("unexpected status %d, and the key is not sent to where a redirect leads: the limits are unknown", status)
 	}
 }
 

@@ -101,7 +101,8 @@ func githubProfile() answers.Profile {
 			{Status: 403, Header: left, Value: "0", Kind: answers.Limited, Delay: reset, Reason: "primary"},
 			{Status: 429, Header: left, Value: "0", Kind: answers.Limited, Delay: reset, Reason: "primary"},
 			{Status: 403, Path: "message", Text: "You have triggered an abuse detection mechanism*", Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "secondary"},
-			{Status: 403, Path: "message", Text: second, Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "secondary"}, // other 403s are missing permissions
+			{Status: 403, Path: "message", Text: "API rate limit exceeded for *", Kind: answers.Limited, Delay: reset, Wait: time.Minute, Reason: "primary"}, // by a gateway that keeps no headers
+			{Status: 403, Path: "message", Text: second, Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "secondary"},                          // other 403s are missing permissions
 			{Status: 429, Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "secondary"},
 			// A REST response with status 200 may be anyone's file.
 			{Status: 200, Header: resource, Value: "graphql", Path: "errors.*.type", Text: "RATE_LIMIT*", Kind: answers.Limited, Delay: reset, Reason: "primary"},

@@ -128,6 +128,7 @@ func googleProfile() (p answers.Profile) {
 			answers.Rule{Status: status, Path: "error.errors.*.domain", Text: "youtube.quota", Kind: answers.Limited, Until: pacific, Reason: "day"},
 			answers.Rule{Status: status, Path: message, Text: "*per minute' of service*", Kind: answers.Limited, Wide: true, Reason: "project"},
 		)
+		p.Rules = append(p.Rules, answers.Rule{Status: status, Path: "error.errors.*.location", Text: "quota.download", Kind: answers.Other, Reason: "file"})
 		for _, text := range []string{"rateLimitExceeded", "userRateLimitExceeded", "sharingRateLimitExceeded", "quotaExceeded", "dailyLimitExceeded"} {
 			p.Rules = append(p.Rules, answers.Rule{Status: status, Path: reason, Text: text, Kind: answers.Limited, Delay: retry})
 		}

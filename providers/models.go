@@ -16,7 +16,8 @@ import (
 )
 
 // Models are the limits of single models: the tiers of each pattern of names. Set them as the Models
-// of a Scope whose Key is a model, a family of models, a deployment, or anything else:
+// of a Scope whose Key is a model, a deployment, or anything else. Names are those of Key, but for the
+// families of [Anthropic] those of the models, with "-fast" behind them for fast mode:
 //
 //	p := providers.OpenAI(500, 30_000) // the other models
 //	large := providers.OpenAI(5_000, 800_000).Scope("model").Policy.Tiers

@@ -147,6 +147,8 @@ func (c *compatible) groq() {
 		within(24*time.Hour, openAIQuota("Requests", "")), within(time.Minute, openAIQuota("Tokens", "tokens")),
 		within(time.Hour, openAIQuota("Audio-Seconds", "audio-seconds")),
 	}
+	// Nothing is used, and the request does not fit.
+	c.Profile.Rules = append([]answers.Rule{{Status: http.StatusTooManyRequests, Path: "error.message", Text: "*, Used 0, Requested *", Kind: answers.Other, Reason: "too large"}}, c.Profile.Rules...)
 }
 
 // openRouter is for a host whose errors have the headers of the limit in their bodies, and an error of the

@@ -130,6 +130,8 @@ type Scope struct {
 
 	// Read is the day when Page was read, as 2006-01-02.
 	Read string
+
+	model func(*http.Request) string // returns the name that Models match; if nil, the key
 }
 
 // A Per says whose requests a Scope counts together.

@@ -82,6 +82,14 @@ func (p Provider) open(index int, store throttle.Store) (routedScope, error) {
 		}
 	}
 	r := routedScope{name: scope.Name, policy: scope.Policy.Name, per: scope.Per, shared: scope.Shared, apart: o.Shared, key: scope.Key}
+	if scope.Models != nil && scope.model != nil {
+		r.key = func(req *http.Request) (string, bool) {
+			if _, counts := scope.Key(req); !counts {
+				return "", false
+			}
+			return scope.model(req), true
+		}
+	}
 	var err error
 	if scope.Models != nil {
 		r.quotas, err = scope.Models.open(scope.Policy, store, o)

@@ -1,5 +1,3 @@
-//go:build fetch
-
 package providers_test
 
 import (

@@ -61,6 +61,9 @@ func Telegram() Provider {
 			Rules: []answers.Rule{{
 				Status: http.StatusBadRequest, Path: "description", Text: "*Too Many Requests: retry after *", Kind: answers.Limited,
 				Delay: []answers.Field{{Path: "description", After: "retry after", Format: answers.Seconds}},
+			}, {
+				Status: http.StatusTooManyRequests, Path: "description", Text: "Too Many Requests: retry after *", Kind: answers.Limited,
+				Delay: []answers.Field{{Path: "parameters.retry_after", Format: answers.Seconds}, {Path: "description", After: "retry after", Format: answers.Seconds}},
 			}},
 		},
 		Hosts: []string{"api.telegram.org"},
