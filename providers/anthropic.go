@@ -31,8 +31,9 @@ var anthropicPreset = Preset{
 // limits unless responses report lower ones. Requests are spread over the minute, because Anthropic
 // may enforce 60 a minute as 1 a second. The limits of tokens are buckets that refill continuously.
 // Requests in OpenAI's protocol, to /v1/chat/completions, count as messages do. Requests for
-// message batches have 1,000 a minute, for all models. Anthropic doesn't publish the limits of
-// token counting and of files, so these are not limited here.
+// message batches have 1,000 a minute, for all models. The limits of token counting, files and skills
+// depend on the organization, so these are not limited here. Models with other limits are in the Models
+// of the scope "family": see [FetchAnthropic].
 //
 // Until the response reports the real cost, a request is charged an estimate. A stream reports its
 // cost at its end. A stream that is cut off costs its estimate.

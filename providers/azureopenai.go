@@ -29,7 +29,7 @@ var azureOpenAIPreset = Preset{
 // A request is charged an estimate in tokens, as for [OpenAI], but for its text and its highest
 // output together. Azure refuses by that estimate, and doesn't refund unused tokens. For a request
 // without max_tokens Azure reserves an unpublished number, and the estimate here is the text alone.
-// Deployments with other limits need a Provider of their own.
+// Deployments with other limits are in the Models of the scope "deployment": see [NewModels].
 //
 // A refusal pauses its deployment for the time that it names, also inside a stream that has begun.
 // A reported reset may be 0 where nothing is left, so only what is left is read. A wait of more

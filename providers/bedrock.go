@@ -16,7 +16,7 @@ import (
 )
 
 var bedrockPreset = Preset{
-	Name: "bedrock", Constructor: "Bedrock(requests, tokens int64)", kind: "Language models", Models: "model",
+	Name: "bedrock", Constructor: "Bedrock(requests, tokens int64)", kind: "Language models",
 	Parameters: []Parameter{
 		{Name: "requests", About: "requests a minute of a model; 0: not limited", Default: "0", Example: "50"},
 		{Name: "tokens", About: "tokens a minute of a model", Min: 1, Example: "200000"},
@@ -42,6 +42,12 @@ var bedrockPreset = Preset{
 // max_tokens, as for [Anthropic]. While there are none, it is max_tokens, and at most 4,000. Each
 // rate has a scope: "x5" is Claude from 3.7 on, "x15" from 4.8 on, "x10" from 5 on and GPT-5, "x1"
 // all others. A model whose name an application inference profile hides is in "x5".
+//
+// Models with other quotas are in the Models of their scope, by region and name:
+//
+//	p.Scope("x5").Models = providers.NewModels(map[string][]throttle.Tier{
+//		"us-east-1 us.anthropic.claude-sonnet-4-5*": providers.Bedrock(200, 1_000_000).Scope("x5").Policy.Tiers,
+//	})
 //
 // AWS also limits the tokens of a day, by default to 1,440 minutes. New accounts have less: add a
 // tier for a day to the scopes, with the Unit of the tokens there.

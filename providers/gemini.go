@@ -28,7 +28,8 @@ var geminiPreset = Preset{
 // model. If requestsPerDay is 0, a day has no limit. A day begins at midnight Pacific time. Google
 // doesn't document the kind of window of a minute, so minutes roll. All keys of a project share its
 // limits, so the client is assumed to use one project. Requests that generate, embed or predict are
-// limited. Counting tokens, batches, and requests that name no model, such as uploads, are not.
+// limited. Counting tokens, batches, and requests that name no model, such as uploads, are not. Models
+// with other limits are in the Models of the scope "model": see [NewModels].
 //
 // Until the response reports the input tokens, a request is charged an estimate: its text, as
 // Provider.Tokens counts it, 1,120 for each image or file that it names, and one for every 50 bytes

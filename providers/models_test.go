@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -200,6 +201,77 @@ func TestModelsShared(t *testing.T) {
 			t.Error(a, b)
 		}
 	})
+}
+
+// The scope of the models of a preset is there, and accepts limits of models.
+func TestModelsOfPresets(t *testing.T) {
+	n := 0
+	for _, preset := range providers.Presets() {
+		if preset.Models == "" {
+			continue
+		}
+		n++
+		p := preset.Provider(preset.Example())
+		scope := p.Scope(preset.Models)
+		if scope == nil {
+			t.Errorf("%s has no scope %q", preset.Name, preset.Models)
+			continue
+		}
+		scope.Models = providers.NewModels(map[string][]throttle.Tier{"x": scope.Policy.Tiers})
+		if _, err := p.Transport(nil); err != nil {
+			t.Errorf("%s: %v", preset.Name, err)
+		}
+	}
+	if n < 5 {
+		t.Errorf("%d presets have limits of models", n)
+	}
+}
+
+// Models of presets match what requests name: a model, a deployment, or a region and a model.
+func TestModelsMatchRequests(t *testing.T) {
+	chat := func(model string) string {
+		return `{"model":"` + model + `","max_tokens":10,"messages":[{"role":"user","content":"hi"}]}`
+	}
+	openAI := providers.OpenAI(6_000, 1_000_000)
+	bedrock := providers.Bedrock(100, 1_000_000)
+	for _, test := range []struct {
+		preset          providers.Provider
+		scope, pattern  string
+		request         string
+		matching, other string
+	}{
+		{openAI, "model", "gpt-4o", "POST https://api.openai.com/v1/chat/completions", chat("ft:gpt-4o-2024-08-06:acme::1"), chat("gpt-4o-mini")},
+		{providers.Anthropic(60, 1e6, 1e6), "family", "claude-opus-4-5*", "POST https://api.anthropic.com/v1/messages", chat("claude-opus-4-5-20251101"), chat("claude-opus-4-1")},
+		{providers.Anthropic(60, 1e6, 1e6), "family", "claude-opus-4-6-fast", "POST https://api.anthropic.com/v1/messages",
+			`{"speed":"fast",` + chat("claude-opus-4-6")[1:], chat("claude-opus-4-6")},
+		{providers.Gemini(60, 1e6, 0), "model", "gemini-*-pro", "POST https://generativelanguage.googleapis.com/v1beta/openai/chat/completions", chat("gemini-2.5-pro"), chat("gemini-2.5-flash")},
+		{bedrock, "x5", "us-east-1 us.anthropic.claude-sonnet-4-5*", "POST https://bedrock-runtime.us-east-1.amazonaws.com/openai/v1/chat/completions",
+			chat("us.anthropic.claude-sonnet-4-5-20250929-v1:0"), chat("us.anthropic.claude-sonnet-4-20250514-v1:0")},
+	} {
+		scope := test.preset.Scope(test.scope)
+		scope.Models = providers.NewModels(map[string][]throttle.Tier{test.pattern: scope.Policy.Tiers})
+		k := &keys{Store: local.New()}
+		transport, err := test.preset.Transport(k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		key := func(body string) string {
+			k.all = nil
+			method, url, _ := strings.Cut(test.request, " ")
+			req, err := http.NewRequest(method, url, strings.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			transport.Route(req)
+			return strings.Join(k.all, "\n")
+		}
+		if got, want := key(test.matching), fmt.Sprintf("%s=%q ", test.scope, test.pattern); !strings.Contains(got, want) {
+			t.Errorf("%s: %q, want %s", test.pattern, got, want)
+		}
+		if got, want := key(test.other), test.scope+`="*" `; !strings.Contains(got, want) {
+			t.Errorf("not %s: %q, want %s", test.pattern, got, want)
+		}
+	}
 }
 
 // The presets' tiers are those of a table.
