@@ -83,7 +83,8 @@ type retracter interface {
 }
 
 // Observe makes a tier count the use of others, as far as a report proves it. If the report is
-// exact, the tier then counts no more than the report and what is in flight.
+// exact, the tier then counts no more than the report, what is in flight, and what landed while the
+// report was.
 func (l *Ledger) Observe(now Moment, o Observation) {
 	now = l.advance(now)
 	l.DropCredit()
@@ -112,6 +113,8 @@ func (t reportedTier) observe(now Moment, o Observation) {
 	more, exact := t.uncounted(now, o, t.retractRefused(o)), o.Exact
 	if later, ok := t.probeDecides(o); ok {
 		keep, exact = keep+later, true
+	} else if exact {
+		keep += t.landedSince(now, o)
 	}
 	switch {
 	case more > 0:
@@ -127,6 +130,15 @@ func (t reportedTier) observe(now Moment, o Observation) {
 	if r, ok := t.rule().(*anchoredWindow); ok && o.Used > 0 {
 		r.proveOpen(t.s, o.Since, o.by(now))
 	}
+}
+
+// landedSince returns how many other units landed after the request of a report was admitted. Their
+// responses overtook the report, which may not contain them. It is 0 for a rule without stamps.
+func (t reportedTier) landedSince(now Moment, o Observation) int64 {
+	if viewOf(t.rule()) == nil {
+		return 0
+	}
+	return max(0, t.rule().used(t.s, now.on(o.Since+Micros(t.tier().Window)))-o.Cost)
 }
 
 // by returns the instant by which the response was in.

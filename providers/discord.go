@@ -15,7 +15,8 @@ var discordPreset = Preset{Name: "discord", Constructor: "Discord()", kind: "Mes
 
 // Discord is the API of Discord, with the limits of one IP address, one bot and each route. A bot has
 // 50 requests a second in all, not counting those with an interaction's token, and for each route a
-// quota that only responses report. A route is a method and a path; the channel, guild or webhook in
+// quota that only responses report. Requests without the header Authorization, such as those to a
+// webhook, have 50 a second for an IP address. A route is a method and a path; the channel, guild or webhook in
 // the path is part of the route, and other ids are not. A route sends one request at a time, because
 // only the response reports how many are left. If none is left, the next request waits for the reset.
 //
@@ -33,22 +34,22 @@ var discordPreset = Preset{Name: "discord", Constructor: "Discord()", kind: "Mes
 // bucket does. The longer wait counts. A wait of more than 15 minutes closes the route with
 // throttle.ErrBanned, unless its Policy.MaxPause allows more. A block of the IP address by Discord
 // closes all routes for an hour with throttle.ErrBanned. One by Cloudflare, error 1015, closes the
-// path, for all ids in it, for as long as the response asks or for an hour: users report that other
-// paths go on, and so do other versions of the API. A webhook that is unknown closes its route, because
+// route for as long as the response asks or for an hour, because users report that other paths go on:
+// see https://github.com/discord/discord-api-docs/issues/5385. A webhook that is unknown closes its route, because
 // Discord restricts those who use it again.
 func Discord() Provider {
 	buckets := &discordBuckets{}
 	const page = "https://github.com/discord/discord-api-docs/blob/c98d64b/developers/topics/rate-limits.mdx"
-	p := Provider{
+	return Provider{
 		Name: "discord",
 		Scopes: []Scope{
-			byAddress(some("path", "https://github.com/discord/discord-api-docs/issues/5385", func(req *http.Request) (string, bool) { return discordRoute(req).path, true }, noLimit)),
 			some("route", page, func(req *http.Request) (string, bool) { return buckets.key(req), true },
 				throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency}),
-			some("bot", page, when(func(req *http.Request) bool { return !discordInteraction(req) }), throttle.PerSecond(50)),
+			some("bot", page, when(func(req *http.Request) bool { return !discordInteraction(req) && !anonymously(req) }), throttle.PerSecond(50)),
+			byAddress(some("anonymous", page, when(func(req *http.Request) bool { return !discordInteraction(req) && anonymously(req) }), throttle.PerSecond(50))),
 			byAddress(every("address", page, throttle.Tier{Limit: 10_000, Window: 10 * time.Minute, Unit: "invalid", Estimated: true})),
 		},
-		Cost:   func(*http.Request) throttle.Cost { return throttle.Cost{"invalid": 1, "nothing": 0} }, // until the response is in
+		Cost:   func(*http.Request) throttle.Cost { return throttle.Cost{"invalid": 1} }, // until the response is in
 		Settle: buckets.learn,
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{{
@@ -70,22 +71,22 @@ func Discord() Provider {
 				{Status: http.StatusTooManyRequests, Header: "X-Ratelimit-Scope", Kind: answers.Limited},
 				{Status: http.StatusTooManyRequests, Path: "message", Text: "You are being blocked*", Kind: answers.Banned, Wait: discordBan, Wide: true, Reason: "blocked"},
 				{Status: http.StatusTooManyRequests, Path: "retry_after", Text: "*", Kind: answers.Limited, Delay: []answers.Field{{Path: "retry_after", Format: answers.Seconds}}},
-				{Status: http.StatusTooManyRequests, Header: "Content-Type", Value: "text/*", Kind: answers.Banned, Wait: discordBan, Unit: "nothing", Reason: "blocked"},
+				{Status: http.StatusTooManyRequests, Header: "Content-Type", Value: "text/*", Kind: answers.Banned, Wait: discordBan, Reason: "blocked"},
 				{Status: http.StatusNotFound, Path: "code", Text: "10015", Kind: answers.Banned, Reason: "unknown webhook"},
 			},
 		},
 		Hosts: []string{"discord.com", "discordapp.com", "canary.discord.com", "ptb.discord.com"},
 	}
-	p.Scope("path").Shared = true // by the routes of all ids
-	return p
 }
 
 // discordBan is how long a block of the IP address is taken to last. Users report an hour and more.
 const discordBan = time.Hour
 
+// anonymously reports whether a request names no bot.
+func anonymously(req *http.Request) bool { return req.Header.Get("Authorization") == "" }
+
 // A discordRequest is the route of a request.
 type discordRequest struct {
-	path     string // with the version, and * for each id and token
 	template string // the method and the path below the version, with {} for the top-level resource
 	top      string // the top-level resource, such as channels/1; empty if there is none
 }
@@ -93,9 +94,8 @@ type discordRequest struct {
 // discordRoute returns the route of a request.
 func discordRoute(req *http.Request) discordRequest {
 	parts := strings.Split(strings.TrimPrefix(req.URL.Path, "/api/"), "/")
-	version := ""
 	if len(parts) > 1 && strings.HasPrefix(parts[0], "v") {
-		version, parts = parts[0]+"/", parts[1:]
+		parts = parts[1:] // the version
 	}
 	named := 0 // parts of the top-level resource
 	if len(parts) > 1 && topLevel(parts[0]) {
@@ -110,15 +110,10 @@ func discordRoute(req *http.Request) discordRequest {
 		}
 	}
 	if named == 0 {
-		path := strings.Join(parts, "/")
-		return discordRequest{path: version + path, template: req.Method + " " + path}
+		return discordRequest{template: req.Method + " " + strings.Join(parts, "/")}
 	}
 	rest := strings.Join(append([]string{""}, parts[named:]...), "/")
-	return discordRequest{
-		path:     version + parts[0] + strings.Repeat("/*", named-1) + rest,
-		template: req.Method + " {}" + rest + old,
-		top:      strings.Join(parts[:named], "/"),
-	}
+	return discordRequest{req.Method + " {}" + rest + old, strings.Join(parts[:named], "/")}
 }
 
 // discordOld returns a suffix for a request that deletes a message of more than two weeks, because
