@@ -19,7 +19,7 @@ var telegramPreset = Preset{Name: "telegram", Constructor: "Telegram()", kind: "
 // Telegram tolerates short bursts. It doesn't document how it counts, so windows roll.
 //
 // Each picture of an album is a message, and so is each that forwardMessages or copyMessages names. An
-// album goes to a chat as soon as one message may, and the next message then waits a second for each
+// album goes to a person as soon as one message may, and the next message then waits a second for each
 // picture. To a group and for the bot all of an album must find room, but at most 20 and 30 messages:
 // keep these tiers that large. An album that can't be read has 10 pictures.
 //
@@ -46,8 +46,12 @@ func Telegram() Provider {
 		Cost: telegramCost,
 		Settle: func(req *http.Request) func(throttle.Cost) throttle.Cost {
 			n := telegramMessages(req)
+			_, isGroup := telegramGroup(req)
 			return func(reported throttle.Cost) throttle.Cost {
-				reported["chat"] *= n
+				if reported["sent"] > 0 && !isGroup { // a group has a limit of its own
+					reported["chat"] = n
+				}
+				delete(reported, "sent")
 				return reported
 			}
 		},
@@ -56,7 +60,10 @@ func Telegram() Provider {
 				{Header: "Retry-After", Format: answers.RetryAfter},
 				{Path: "parameters.retry_after", Format: answers.Seconds},
 			},
-			Charges: []answers.Charge{{Unit: "chat", ByStatus: map[int]int64{http.StatusTooManyRequests: 0, 0: 1}}},
+			Charges: []answers.Charge{
+				{Unit: "chat", ByStatus: map[int]int64{http.StatusTooManyRequests: 0, 0: 1}},
+				{Unit: "sent", ByStatus: map[int]int64{http.StatusOK: 1, 0: 0}},
+			},
 			// As in https://github.com/rubenlagus/TelegramBots/issues/1520, read on 2026-11-28.
 			Rules: []answers.Rule{{
 				Status: http.StatusBadRequest, Path: "description", Text: "*Too Many Requests: retry after *", Kind: answers.Limited,
