@@ -284,15 +284,16 @@ func (a *attempt) respond(ctx context.Context, req *http.Request, resp *http.Res
 	if a.listener != nil || after != nil {
 		a.reportAnswer(req.Context(), resp.StatusCode, answer, report, after)
 	}
-	if a.Fast && a.cancel == nil && a.settler == nil { // nothing of it lasts longer than its response
+	body := a.bodyMeter(req.Method, resp, answer)
+	if a.Fast && a.cancel == nil && a.settler == nil && body == nil { // nothing of it lasts longer than its response
 		ends = false
 		return
 	}
-	if m := a.meter(resp, answer); resp.Body != nil && resp.Body != http.NoBody && a.needsBody() {
+	if m := a.meter(resp, answer, body); resp.Body != nil && resp.Body != http.NoBody && (a.needsBody() || body != nil) {
 		if resp.StatusCode == http.StatusSwitchingProtocols {
 			ctx = nil // net/http keeps the connection open
 		}
-		resp.Body = a.watchBody(ctx, resp.Body, m)
+		resp.Body = a.watchBody(ctx, resp.Body, m, body)
 		ends = false
 	} else if m != nil {
 		ends = false
@@ -369,7 +370,7 @@ func closeBody(req *http.Request) {
 // watchBody returns a body that ends the attempt once: at EOF, at another error, when it is closed, or
 // when ctx ends. A nil ctx does not end. The body of a 101 response keeps its further methods: those of
 // a writer, of a half-closer or of a connection.
-func (a *attempt) watchBody(ctx context.Context, b io.ReadCloser, m Meter) io.ReadCloser {
+func (a *attempt) watchBody(ctx context.Context, b io.ReadCloser, m Meter, body *answers.Meter) io.ReadCloser {
 	type halfCloser interface{ CloseWrite() error }
 	type conn interface {
 		io.Writer
@@ -379,7 +380,7 @@ func (a *attempt) watchBody(ctx context.Context, b io.ReadCloser, m Meter) io.Re
 		SetReadDeadline(time.Time) error
 		SetWriteDeadline(time.Time) error
 	}
-	watched := &watchedBody{ReadCloser: b, attempt: *a, meter: m}
+	watched := &watchedBody{ReadCloser: b, attempt: *a, meter: m, body: body}
 	watched.endWith(ctx)
 	half, halves := b.(halfCloser)
 	switch w := b.(type) {

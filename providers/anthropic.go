@@ -11,6 +11,7 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/prompt"
+	"github.com/apithrottle/throttle/internal/streamrules"
 )
 
 var anthropicPreset = Preset{
@@ -93,11 +94,11 @@ func Anthropic(requests, input, output int64) Provider {
 				// The message_start of a stream reports the first token only.
 				{Unit: outputTokens, Field: answers.Field{Path: "usage.output_tokens"}},
 			},
-			Rules: []answers.Rule{
+			Rules: append(streamrules.Anthropic(), []answers.Rule{
 				{Status: http.StatusTooManyRequests, Path: "error.details.error_code", Text: "enforced_spend_limit_reached", Kind: answers.Other, Reason: "spend limit"},
 				{Status: statusOverloaded, Header: "Retry-After", Kind: answers.Limited, Reason: "overloaded"},
 				{Status: statusOverloaded, Kind: answers.Other, Reason: "overloaded"},
-			},
+			}...),
 		},
 		Hosts: []string{"api.anthropic.com"},
 	}

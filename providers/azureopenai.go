@@ -9,6 +9,7 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/prompt"
+	"github.com/apithrottle/throttle/internal/streamrules"
 )
 
 var azureOpenAIPreset = Preset{
@@ -61,10 +62,9 @@ func AzureOpenAI(requests, tokens int64) Provider {
 				{Header: "Retry-After", Format: answers.RetryAfter},
 				{Path: "error.message", After: "retry after ", Format: answers.Seconds},
 			},
-			Rules: append(openAIRules(),
+			Rules: append(append(openAIRules(), streamrules.AzureOpenAI()...),
 				answers.Rule{Status: http.StatusTooManyRequests, Header: "Policy-Id", Value: "*Call*", Kind: answers.Limited, Delay: reset("Requests")},
 				answers.Rule{Status: http.StatusTooManyRequests, Header: "Policy-Id", Value: "*Token*", Kind: answers.Limited, Delay: reset("Tokens")},
-				answers.Rule{Status: http.StatusOK, Header: "Retry-After", Kind: answers.Limited, Reason: "in the stream"},
 			),
 		},
 		Hosts: []string{"*.openai.azure.com", "*.services.ai.azure.com", "*.cognitiveservices.azure.com"},

@@ -9,6 +9,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/prompt"
+	"github.com/apithrottle/throttle/internal/streamrules"
 )
 
 var geminiPreset = Preset{
@@ -75,6 +76,7 @@ func Gemini(requests, inputTokens, requestsPerDay int64) Provider {
 				},
 			})
 	}
+	p.Profile.Rules = streamrules.Gemini(p.Profile.Rules)
 	return p
 }
 

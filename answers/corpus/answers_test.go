@@ -13,6 +13,7 @@ import (
 
 	. "github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/answers/ietf"
+	"github.com/apithrottle/throttle/internal/fixtures"
 )
 
 // response returns a response with headers from "Name: value" lines. Its Date is Monday noon,
@@ -60,7 +61,7 @@ func run(t *testing.T, tests []readTest) {
 
 // read returns the content of a response, including the costs that a Meter reads from its body.
 func read(p Profile, r Response) Answer {
-	a := p.Read(r)
+	a := fixtures.ReadAll(p, r)
 	if m := p.Meter(r); m != nil {
 		m.Write(r.Body)
 		a.Charged = append(a.Charged, m.Charged()...)
@@ -185,7 +186,7 @@ func TestRefusals(t *testing.T) {
 		{name: "the wait in the body of a success", profile: Profile{RetryAfter: []Field{in("retry_after", Seconds)}}, status: 200, body: `{"retry_after":1336.57}`, want: "nothing"},
 		{name: "two texts at one path", profile: Profile{Rules: []Rule{{Path: "e.*", Text: "a", Kind: Banned}, {Path: "e.*", Text: "b*", Kind: Limited}}}, status: 200, body: `{"e":["c","bb","b"]}`, want: `limited "b"`},
 		{name: "the first value, the second's text", profile: Profile{Rules: []Rule{{Path: "e.*", Text: "b", Kind: Limited, Delay: []Field{in("e.*", Seconds)}}}}, status: 200, body: `{"e":[5,"b"]}`, want: `limited for 5s "b"`},
-		{name: "Azure: 200", profile: of("Azure OpenAI"), status: 200, lines: []string{"retry-after: 4"}, body: "event: error", want: `limited for 4s "in the stream"`},
+		{name: "Azure: 200", profile: of("Azure OpenAI"), status: 200, lines: []string{"retry-after: 4", "Content-Type: text/event-stream"}, body: "event: error\ndata: {}\n\n", want: `limited for 4s "in the stream"`},
 		{name: "Shopify GraphQL: throttled", profile: of("Shopify GraphQL Admin"), status: 200, body: shopify, want: `[points limit 1000 left 66 window 20s] limited for 80ms "THROTTLED"`},
 		{name: "Shopify GraphQL: never", profile: of("Shopify GraphQL Admin"), status: 200, body: strings.Replace(shopify, "70", "1001", 1), want: `[points limit 1000 left 66 window 20s] limited "THROTTLED"`},
 		{name: "Shopify GraphQL: served", profile: of("Shopify GraphQL Admin"), status: 200, body: strings.NewReplacer("null", "10", "THROTTLED", "X").Replace(shopify), want: "[points limit 1000 left 66 window 20s] charged 10 points"},

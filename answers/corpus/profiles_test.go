@@ -102,7 +102,7 @@ var fixturesOf = map[string][2]string{
 var except = map[string]bool{
 	// Others in the same request were served, and a client that paused would not see it.
 	"Alchemy: parts of a batch refused inside a 200": true, "Microsoft Graph: $batch with refusals inside, 200": true,
-	"Binance Spot: cancel-replace: canceled, new order refused for its count": true, "OpenAI: refusal inside a stream": true, "OpenAI: batch queue full": true,
+	"Binance Spot: cancel-replace: canceled, new order refused for its count": true, "OpenAI: batch queue full": true,
 	// Their Retry-After is for everybody.
 	"Notion: overload": true, "Jira Cloud: unavailable with Retry-After": true, "Microsoft Graph: 503, SharePoint busy": true,
 	// They look like other responses: a lack of resources, an outage, a refusal.

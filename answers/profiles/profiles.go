@@ -24,6 +24,7 @@ import (
 
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/answers/ietf"
+	"github.com/apithrottle/throttle/internal/streamrules"
 )
 
 // An Entry is a profile and its source.
@@ -83,12 +84,12 @@ func all() map[string]Entry {
 			},
 			Charges:    []answers.Charge{{Unit: "tokens", Field: in("usage.total_tokens", answers.Number)}},
 			RetryAfter: sdkWaits(),
-			Rules: []answers.Rule{
+			Rules: append(streamrules.OpenAI(), []answers.Rule{
 				{Status: 429, Path: "error.type", Text: "insufficient_quota", Kind: answers.Other},
 				{Status: 429, Path: "error.type", Text: "billing_not_active", Kind: answers.Other},
 				{Status: 429, Path: "error.message", Text: "Request too large*", Kind: answers.Other},
 				{Status: 429, Header: "X-Should-Retry", Value: "false", Kind: answers.Other, Reason: "x-should-retry: false"},
-			},
+			}...),
 		}},
 		"Anthropic": {"https://docs.aws.amazon.com/claude-platform/latest/userguide/rate-limits.html", read, answers.Profile{
 			Charges: []answers.Charge{
@@ -103,24 +104,24 @@ func all() map[string]Entry {
 				anthropic("tokens", "tokens"),
 				{Name: "unified-5h", Window: 5 * time.Hour, Share: num("Anthropic-Ratelimit-Unified-5h-Utilization"), Reset: at("Anthropic-Ratelimit-Unified-5h-Reset", answers.EpochSeconds)},
 			},
-			Rules: []answers.Rule{
+			Rules: append(streamrules.Anthropic(), []answers.Rule{
 				{Status: 429, Path: "error.details.error_code", Text: "enforced_spend_limit_reached", Kind: answers.Other},
 				{Status: 429, Header: "Anthropic-Ratelimit-Unified-5h-Status", Value: "rejected", Kind: answers.Limited, Delay: []answers.Field{at("Anthropic-Ratelimit-Unified-5h-Reset", answers.EpochSeconds)}, Reason: "unified-5h"},
-			},
+			}...),
 		}},
-		"Google Gemini API": {"https://ai.google.dev/gemini-api/docs/rate-limits", read, answers.Profile{Rules: []answers.Rule{
+		"Google Gemini API": {"https://ai.google.dev/gemini-api/docs/rate-limits", read, answers.Profile{Rules: streamrules.Gemini([]answers.Rule{
 			{Status: 429, Path: "error.message", Text: "Your prepayment credits are depleted*", Kind: answers.Other, Reason: "credits"},
 			{Status: 429, Path: "error.message", Text: "Your project has exceeded its monthly spending cap*", Kind: answers.Other, Reason: "spending cap"},
 			{Status: 429, Path: "error.details.*.violations.*.quotaId", Text: "*PerDay*", Kind: answers.Limited, Until: "America/Los_Angeles"},
 			{Status: 429, Path: "error.status", Text: "RESOURCE_EXHAUSTED", Kind: answers.Limited, Delay: []answers.Field{in("error.details.*.retryDelay", answers.Duration)}},
-		}}},
+		})}},
 		"Azure OpenAI": {"https://learn.microsoft.com/en-us/microsoft-cloud/dev/dev-proxy/concepts/azure-openai-429-token-rate-limit", read, answers.Profile{
 			Quotas: []answers.Quota{
 				{Remaining: num("X-Ratelimit-Remaining-Requests")},
 				{Unit: "tokens", Remaining: num("X-Ratelimit-Remaining-Tokens"), Reset: at("X-Ratelimit-Reset-Tokens", answers.Seconds)},
 			},
 			RetryAfter: sdkWaits(),
-			Rules:      []answers.Rule{{Status: 200, Header: "Retry-After", Kind: answers.Limited, Reason: "in the stream"}},
+			Rules:      streamrules.AzureOpenAI(),
 		}},
 		"GitHub REST":    {"https://github.com/github/docs/blob/21143d5/content/rest/using-the-rest-api/rate-limits-for-the-rest-api.md", read, answers.Profile{Quotas: []answers.Quota{github}, Rules: githubRules()}},
 		"GitHub GraphQL": {"https://github.com/github/docs/blob/5ce330d/content/graphql/overview/rate-limits-and-node-limits-for-the-graphql-api.md", read, answers.Profile{Quotas: []answers.Quota{withUnit(github, "points")}, Rules: githubRules()}},

@@ -50,6 +50,10 @@ type Scanner struct {
 	// If nil, it is not called.
 	Each func(value []byte)
 
+	// Element is called with the text of each array and object in an outermost array, in portions, and
+	// with nil at its end. It must not keep a portion. If nil, it is not called.
+	Element func(portion []byte)
+
 	found   int // values found, over all queries
 	pending int // queries that are not settled
 
@@ -89,11 +93,14 @@ func (s *Scanner) Reset() {
 			pending++
 		}
 	}
-	*s = Scanner{Queries: s.Queries, Each: s.Each, found: s.found, pending: pending, token: s.token, deeper: true}
-	if pending == 0 {
+	*s = Scanner{Queries: s.Queries, Each: s.Each, Element: s.Element, found: s.found, pending: pending, token: s.token, deeper: true}
+	if s.settled() {
 		s.state = done
 	}
 }
+
+// settled reports whether nothing that s may read can be of use.
+func (s *Scanner) settled() bool { return s.pending == 0 && s.Element == nil }
 
 // Scan resets s and reads a whole text, or the beginning of one.
 func (s *Scanner) Scan(p []byte) {
@@ -103,7 +110,9 @@ func (s *Scanner) Scan(p []byte) {
 
 // Write reads the next portion of the text.
 func (s *Scanner) Write(p []byte) {
+	element := p // from the beginning of p or of the element
 	for len(p) > 0 && s.state != done {
+		outside, rest := s.depth <= 1, p
 		switch s.state {
 		case inString:
 			p = s.text(p)
@@ -117,6 +126,17 @@ func (s *Scanner) Write(p []byte) {
 			}
 			p = p[1:]
 		}
+		switch inside := s.depth > 1; {
+		case s.Element == nil || inside != outside:
+		case inside:
+			element = rest
+		case s.arrays>>1&1 == 1:
+			s.Element(element[:len(element)-len(p)])
+			s.Element(nil)
+		}
+	}
+	if s.Element != nil && s.depth > 1 && s.arrays>>1&1 == 1 && s.state != done {
+		s.Element(element)
 	}
 }
 
@@ -192,7 +212,7 @@ func (s *Scanner) beginValue(c byte) {
 
 // open enters an object or array, or skips it if no path leads into it.
 func (s *Scanner) open(array bool) {
-	if !s.deeper || s.depth == MaxSteps {
+	if !s.deeper && (s.Element == nil || s.depth != 1 || !s.inArray()) || s.depth == MaxSteps {
 		s.state, s.skipped = inSkipped, 1
 		return
 	}
@@ -227,7 +247,7 @@ func (s *Scanner) enter(step []byte) {
 // endValue ends a value. It takes the queries back to where they were before the value.
 func (s *Scanner) endValue() {
 	s.state = valued
-	if s.depth == 0 || s.pending == 0 {
+	if s.depth == 0 || s.settled() {
 		s.state = done
 		return
 	}
