@@ -2,6 +2,7 @@ package answers
 
 import (
 	"bytes"
+	"cmp"
 	"slices"
 	"strings"
 
@@ -14,16 +15,23 @@ type eventReader struct {
 	scanner  *jsonpath.Scanner // reads the data of each event
 	refusals *eventFinder      // nil if no rule is of events
 
-	name    []byte // the beginning of the line up to the colon, at most maxName bytes
-	named   bool   // the colon of the line has come
+	field   fieldKind
+	name    []byte // the beginning of a line inName, at most maxName bytes
 	afterCR bool   // the last byte was a carriage return
 }
 
+// A fieldKind is what a line of a stream is.
+type fieldKind uint8
+
 const (
-	dataField  = "data"
-	eventField = "event"
-	maxName    = len(eventField) + 1
+	inName fieldKind = iota // before the colon of the line
+	inData
+	inType
+	inOther // a comment, or another field
 )
+
+// maxName is the length of the longest name that is read, and one more.
+const maxName = len("event") + 1
 
 var newline = []byte{'\n'}
 
@@ -61,19 +69,31 @@ func lineEnd(p []byte) int {
 
 // line reads a part of a line.
 func (r *eventReader) line(p []byte) {
-	if !r.named {
-		name, value, colon := bytes.Cut(p, []byte{':'})
-		r.name = append(r.name, name[:min(len(name), maxName-len(r.name))]...)
-		if r.named, p = colon, value; colon && string(r.name) == eventField {
+	if r.field == inName {
+		colon := bytes.IndexByte(p[:min(len(p), maxName)], ':')
+		if r.name = append(r.name, p[:max(colon, 0)]...); colon < 0 {
+			r.name = append(r.name, p[:min(len(p), maxName-len(r.name))]...)
+			if len(r.name) == maxName {
+				r.field = inOther
+			}
+			return
+		}
+		p = p[colon+1:]
+		switch string(r.name) {
+		case "data":
+			r.field = inData
+		case "event":
+			r.field = inType
 			r.refusals.beginType()
+		default:
+			r.field = inOther
 		}
 	}
-	switch {
-	case !r.named || len(p) == 0:
-	case string(r.name) == dataField:
+	switch r.field {
+	case inData:
 		r.scanner.Write(p)
 		r.refusals.write(p)
-	case string(r.name) == eventField:
+	case inType:
 		r.refusals.writeType(p)
 	}
 }
@@ -81,16 +101,16 @@ func (r *eventReader) line(p []byte) {
 // endLine ends a line. An empty line ends the event. The data lines of an event are one text.
 func (r *eventReader) endLine() {
 	switch {
-	case !r.named && len(r.name) == 0:
+	case r.field == inName && len(r.name) == 0:
 		r.scanner.Reset()
 		r.refusals.end()
-	case r.named && string(r.name) == dataField:
+	case r.field == inData:
 		r.scanner.Write(newline)
 		r.refusals.write(newline)
-	case r.named && string(r.name) == eventField:
+	case r.field == inType:
 		r.refusals.endType()
 	}
-	r.name, r.named = r.name[:0], false
+	r.field, r.name = inName, r.name[:0]
 }
 
 // An eventFinder finds the first event of a stream that a rule takes for a refusal. It keeps the data
@@ -100,7 +120,8 @@ type eventFinder struct {
 	profile Profile
 	event   Response // the event that was found; before that, the response that it is in
 	found   bool
-	marks   []eventMark
+	kinds   []string // the types of events that rules are of
+	keys    []string // an event without a type that a rule matches has one of these texts
 
 	kind []byte // the type of the event that is being read
 	data []byte // its data
@@ -116,33 +137,42 @@ const (
 	defaultEvent = "message"
 )
 
-// An eventMark tells events apart that no rule can match.
-type eventMark struct {
-	kind string // Rule.Event
-	key  string // the event's data has this text; no API escapes the letters of its keys
-}
-
 // finder returns an eventFinder for the stream in a response, or nil if no rule is of its events.
 func (p *Profile) finder(r Response, untyped bool) *eventFinder {
-	var marks []eventMark
+	r.Body = nil
+	f := &eventFinder{profile: *p, event: r}
 	for i := range p.Rules {
 		rule := &p.Rules[i]
-		if rule.Event == "" || untyped && !jsonpath.Match(rule.Event, defaultEvent) || !rule.matchesHead(&r) {
+		isDefault := jsonpath.Match(rule.Event, defaultEvent)
+		if rule.Event == "" || untyped && !isDefault || !rule.matchesHead(&r) {
 			continue
 		}
-		mark := eventMark{kind: rule.Event}
-		if first, _, _ := strings.Cut(strings.TrimLeft(rule.Path, "*."), "."); first != "" {
-			mark.key = `"` + first + `"`
-		}
-		if !slices.Contains(marks, mark) {
-			marks = append(marks, mark)
+		if f.kinds = appendNew(f.kinds, rule.Event); isDefault {
+			f.keys = appendNew(f.keys, firstKey(rule.Path))
 		}
 	}
-	if marks == nil {
+	if f.kinds == nil {
 		return nil
 	}
-	r.Body = nil
-	return &eventFinder{profile: *p, event: r, marks: marks}
+	return f
+}
+
+// appendNew appends s to all, unless it is there.
+func appendNew(all []string, s string) []string {
+	if slices.Contains(all, s) {
+		return all
+	}
+	return append(all, s)
+}
+
+// firstKey returns a text of JSON that has a value at the path: its first key, because no API writes the
+// letters of keys with escapes.
+func firstKey(path string) string {
+	first, _, _ := strings.Cut(strings.TrimLeft(path, "*."), ".")
+	if first == "" {
+		return ""
+	}
+	return `"` + first + `"`
 }
 
 func (f *eventFinder) write(p []byte) {
@@ -171,16 +201,8 @@ func (f *eventFinder) writeType(p []byte) {
 func (f *eventFinder) endType() {
 	if f != nil {
 		f.kind = append(f.kind[:0], bytes.TrimPrefix(f.kind, []byte{' '})...)
-		f.skip = !slices.ContainsFunc(f.marks, func(m eventMark) bool { return jsonpath.Match(m.kind, f.typeName()) })
+		f.skip = len(f.kind) > 0 && !slices.ContainsFunc(f.kinds, func(k string) bool { return jsonpath.Match(k, string(f.kind)) })
 	}
-}
-
-// typeName returns the type of the event. Without allocation it can be compared only.
-func (f *eventFinder) typeName() string {
-	if len(f.kind) == 0 {
-		return defaultEvent
-	}
-	return string(f.kind)
 }
 
 // end ends the event.
@@ -188,9 +210,9 @@ func (f *eventFinder) end() {
 	if f == nil || f.found {
 		return
 	}
-	if !f.lost && len(f.data) > 0 && f.isMarked() {
+	if !f.lost && len(f.data) > 0 && f.isLikely() {
 		event := f.event
-		event.Event, event.Body = f.typeName(), f.data
+		event.Event, event.Body = cmp.Or(string(f.kind), defaultEvent), f.data
 		if f.profile.Read(event).Kind != Passed {
 			f.event, f.found = event, true
 			return
@@ -199,12 +221,9 @@ func (f *eventFinder) end() {
 	f.kind, f.data, f.skip, f.lost = f.kind[:0], f.data[:0], false, false
 }
 
-// isMarked reports whether a rule may match the event.
-func (f *eventFinder) isMarked() bool {
-	kind := f.typeName()
-	return slices.ContainsFunc(f.marks, func(m eventMark) bool {
-		return jsonpath.Match(m.kind, kind) && bytes.Contains(f.data, []byte(m.key))
-	})
+// isLikely reports whether a rule may match the event. Most events are told apart by a search for a text.
+func (f *eventFinder) isLikely() bool {
+	return len(f.kind) > 0 || slices.ContainsFunc(f.keys, func(key string) bool { return bytes.Contains(f.data, []byte(key)) })
 }
 
 // element reads a portion of an element of an array, or its end if the portion is nil.

@@ -1,10 +1,8 @@
 package corpus_test
 
 import (
-	"bytes"
 	"encoding/base64"
 	"encoding/binary"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -217,17 +215,41 @@ func TestChargesByStatus(t *testing.T) {
 	})
 }
 
+// BenchmarkMeter/<stream>/<what> reads a stream of 1 MB in portions of 32 KB. What is the cost alone, or also
+// refusals.
 func BenchmarkMeter(b *testing.B) {
-	event := `data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"content":" fox"}}],"usage":null}` + "\n\n"
-	body := []byte(strings.Repeat(event, 700) + openaiStream)
-	r, p := Response{Header: stream}, profiles["OpenAI"]
-	b.SetBytes(int64(len(body)))
-	b.ReportAllocs()
-	for b.Loop() {
-		m := p.Meter(r)
-		io.Copy(m, bytes.NewReader(body))
-		if m.Charged()[0].N != 12 {
-			b.Fatal(m.Charged())
+	for _, c := range []struct{ name, kind, api, event, end, body string }{
+		{"OpenAI", "text/event-stream", "OpenAI", `data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"content":" fox"}}],"usage":null}` + "\n\n", "", openaiStream},
+		{"Anthropic", "text/event-stream", "Anthropic", "event: content_block_delta\n" + `data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Hello"}}` + "\n\n", "", anthropicStream},
+		{"Gemini", "text/event-stream", "Google Gemini API", `data: {"candidates":[{"content":{"parts":[{"text":"Hello, and then some more text"}],"role":"model"},"index":0}],"usageMetadata":{"promptTokenCount":8},"modelVersion":"gemini-2.5-flash"}` + "\r\n\r\n", "", ""},
+		{"array", "application/json", "Google Gemini API", `{"candidates":[{"content":{"parts":[{"text":"Hello, and then some more text"}],"role":"model"},"index":0}],"usageMetadata":{"promptTokenCount":8},"modelVersion":"gemini-2.5-flash"},` + "\r\n", "{}]", ""},
+	} {
+		body := []byte(strings.Repeat(c.event, 1<<20/len(c.event)) + c.body + c.end)
+		if c.end != "" {
+			body = append([]byte{'['}, body...)
+		}
+		r := Response{Method: "POST", Status: 200, Header: http.Header{"Content-Type": {c.kind}}}
+		for _, what := range []string{"cost", "refusals"} {
+			p := profiles[c.api]
+			if len(p.Charges) == 0 {
+				p.Charges = []Charge{{Unit: "tokens", Field: in("usageMetadata.promptTokenCount", Number), Or: in("*.usageMetadata.promptTokenCount", Number)}}
+			}
+			if what == "cost" {
+				p.Rules = nil
+			}
+			b.Run(c.name+"/"+what, func(b *testing.B) {
+				b.SetBytes(int64(len(body)))
+				b.ReportAllocs()
+				for b.Loop() {
+					m := p.Meter(r)
+					for part := range slices.Chunk(body, 32<<10) {
+						m.Write(part)
+					}
+					if _, refused := m.Refused(); refused || len(m.Charged()) == 0 {
+						b.Fatal(m.Charged())
+					}
+				}
+			})
 		}
 	}
 }
