@@ -165,14 +165,14 @@ func appendNew(all []string, s string) []string {
 	return append(all, s)
 }
 
-// firstKey returns a text of JSON that has a value at the path: its first key, because no API writes the
-// letters of keys with escapes.
+// firstKey returns what each JSON text has in which there is a value at the path: the first key, because no
+// API writes the letters of keys with escapes. It begins with a letter, of which there are fewer than quotes.
 func firstKey(path string) string {
 	first, _, _ := strings.Cut(strings.TrimLeft(path, "*."), ".")
 	if first == "" {
 		return ""
 	}
-	return `"` + first + `"`
+	return first + `"`
 }
 
 func (f *eventFinder) write(p []byte) {

@@ -112,7 +112,6 @@ func (s *Scanner) Scan(p []byte) {
 func (s *Scanner) Write(p []byte) {
 	element := p // from the beginning of p or of the element
 	for len(p) > 0 && s.state != done {
-		outside, rest := s.depth <= 1, p
 		switch s.state {
 		case inString:
 			p = s.text(p)
@@ -122,22 +121,31 @@ func (s *Scanner) Write(p []byte) {
 			p = s.skip(p)
 		default:
 			if c := p[0]; c != ' ' && c != '\n' && c != '\r' && c != '\t' {
-				s.step(c)
+				outside := s.depth <= 1
+				if s.step(c); s.Element != nil && outside != (s.depth <= 1) {
+					element = s.border(element, p)
+				}
 			}
 			p = p[1:]
 		}
-		switch inside := s.depth > 1; {
-		case s.Element == nil || inside != outside:
-		case inside:
-			element = rest
-		case s.arrays>>1&1 == 1:
-			s.Element(element[:len(element)-len(p)])
-			s.Element(nil)
-		}
 	}
-	if s.Element != nil && s.depth > 1 && s.arrays>>1&1 == 1 && s.state != done {
+	if s.inElement() {
 		s.Element(element)
 	}
+}
+
+// inElement reports whether the text that was read last is of an element.
+func (s *Scanner) inElement() bool {
+	return s.Element != nil && s.depth > 1 && s.arrays>>1&1 == 1 && s.state != done
+}
+
+// border begins or ends an element with the first byte of p. It returns the text from its beginning on.
+func (s *Scanner) border(element, p []byte) []byte {
+	if s.depth <= 1 && s.arrays>>1&1 == 1 {
+		s.Element(element[:len(element)-len(p)+1])
+		s.Element(nil)
+	}
+	return p
 }
 
 // Find returns the value of the query with this path and pattern. The value was the nth that s
@@ -233,7 +241,10 @@ func (s *Scanner) enter(step []byte) {
 		if q.live != s.depth-1 || q.rest > len(q.Path) || q.settled() {
 			continue
 		}
-		next, _, _ := strings.Cut(q.Path[q.rest:], ".")
+		next := q.Path[q.rest:]
+		if dot := strings.IndexByte(next, '.'); dot >= 0 {
+			next = next[:dot]
+		}
 		if next != string(step) && next != "*" {
 			continue
 		}
@@ -311,8 +322,11 @@ func (s *Scanner) endText() {
 
 // unescaped returns the string in token. Most strings have no escapes and no bytes to check.
 func (s *Scanner) unescaped() (v []byte, ok bool) {
-	special := func(r rune) bool { return r < ' ' || r == '\\' || r > '~' }
-	if !s.keep || bytes.IndexFunc(s.token, special) < 0 {
+	plain := true
+	for _, c := range s.token {
+		plain = plain && ' ' <= c && c <= '~' && c != '\\'
+	}
+	if !s.keep || plain {
 		return s.token, true
 	}
 	var text string
