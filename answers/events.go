@@ -33,7 +33,10 @@ const (
 // maxName is the length of the longest name that is read, and one more.
 const maxName = len("event") + 1
 
-var newline = []byte{'\n'}
+var (
+	newline  = []byte{'\n'}
+	dataName = []byte("data:")
+)
 
 // maxPart is how far an eventReader searches for the end of a line at once. Without a bound, a stream
 // of lines that end in CR would be searched to its next LF for each of them.
@@ -70,23 +73,8 @@ func lineEnd(p []byte) int {
 // line reads a part of a line.
 func (r *eventReader) line(p []byte) {
 	if r.field == inName {
-		colon := bytes.IndexByte(p[:min(len(p), maxName)], ':')
-		if r.name = append(r.name, p[:max(colon, 0)]...); colon < 0 {
-			r.name = append(r.name, p[:min(len(p), maxName-len(r.name))]...)
-			if len(r.name) == maxName {
-				r.field = inOther
-			}
+		if p = r.readName(p); r.field == inName {
 			return
-		}
-		p = p[colon+1:]
-		switch string(r.name) {
-		case "data":
-			r.field = inData
-		case "event":
-			r.field = inType
-			r.refusals.beginType()
-		default:
-			r.field = inOther
 		}
 	}
 	switch r.field {
@@ -96,6 +84,32 @@ func (r *eventReader) line(p []byte) {
 	case inType:
 		r.refusals.writeType(p)
 	}
+}
+
+// readName reads the name of a line's field, and returns what follows it.
+func (r *eventReader) readName(p []byte) []byte {
+	if value, ok := bytes.CutPrefix(p, dataName); ok && len(r.name) == 0 { // as most
+		r.field = inData
+		return value
+	}
+	colon := bytes.IndexByte(p[:min(len(p), maxName)], ':')
+	if colon < 0 {
+		r.name = append(r.name, p[:min(len(p), maxName-len(r.name))]...)
+		if len(r.name) == maxName {
+			r.field = inOther
+		}
+		return nil
+	}
+	switch r.name = append(r.name, p[:colon]...); string(r.name) {
+	case "data":
+		r.field = inData
+	case "event":
+		r.field = inType
+		r.refusals.beginType()
+	default:
+		r.field = inOther
+	}
+	return p[colon+1:]
 }
 
 // endLine ends a line. An empty line ends the event. The data lines of an event are one text.
@@ -121,7 +135,7 @@ type eventFinder struct {
 	event   Response // the event that was found; before that, the response that it is in
 	found   bool
 	kinds   []string // the types of events that rules are of
-	keys    []string // an event without a type that a rule matches has one of these texts
+	keys    [][]byte // an event without a type that a rule matches has one of these texts
 
 	kind []byte // the type of the event that is being read
 	data []byte // its data
@@ -140,6 +154,7 @@ const (
 // finder returns an eventFinder for the stream in a response, or nil if no rule is of its events.
 func (p *Profile) finder(r Response, untyped bool) *eventFinder {
 	r.Body = nil
+	var keys []string
 	f := &eventFinder{profile: *p, event: r}
 	for i := range p.Rules {
 		rule := &p.Rules[i]
@@ -148,11 +163,14 @@ func (p *Profile) finder(r Response, untyped bool) *eventFinder {
 			continue
 		}
 		if f.kinds = appendNew(f.kinds, rule.Event); isDefault {
-			f.keys = appendNew(f.keys, firstKey(rule.Path))
+			keys = appendNew(keys, firstKey(rule.Path))
 		}
 	}
 	if f.kinds == nil {
 		return nil
+	}
+	for _, key := range keys {
+		f.keys = append(f.keys, []byte(key))
 	}
 	return f
 }
@@ -166,13 +184,13 @@ func appendNew(all []string, s string) []string {
 }
 
 // firstKey returns what each JSON text has in which there is a value at the path: the first key, because no
-// API writes the letters of keys with escapes. It begins with a letter, of which there are fewer than quotes.
+// API writes the letters of keys with escapes.
 func firstKey(path string) string {
 	first, _, _ := strings.Cut(strings.TrimLeft(path, "*."), ".")
 	if first == "" {
 		return ""
 	}
-	return first + `"`
+	return `"` + first + `"`
 }
 
 func (f *eventFinder) write(p []byte) {
@@ -223,7 +241,18 @@ func (f *eventFinder) end() {
 
 // isLikely reports whether a rule may match the event. Most events are told apart by a search for a text.
 func (f *eventFinder) isLikely() bool {
-	return len(f.kind) > 0 || slices.ContainsFunc(f.keys, func(key string) bool { return bytes.Contains(f.data, []byte(key)) })
+	if len(f.kind) > 0 {
+		return true
+	}
+	for _, key := range f.keys {
+		// Among many quotes bytes.Contains is several times as fast in 64 bytes as in more.
+		for rest := f.data; len(rest) >= len(key); rest = rest[min(len(rest), max(1, 65-len(key))):] {
+			if bytes.Contains(rest[:min(len(rest), max(64, len(key)))], key) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // element reads a portion of an element of an array, or its end if the portion is nil.

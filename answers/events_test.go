@@ -85,6 +85,9 @@ func FuzzEvents(f *testing.F) {
 		f.Add(body, uint8(1))
 		f.Add(body, uint8(6))
 	}
+	for n := range 130 { // a key at any place
+		f.Add(`data: {"a":"`+strings.Repeat("a", n)+`","error":{"code":429}}`+"\n\n", uint8(31))
+	}
 	f.Fuzz(func(t *testing.T, body string, n uint8) {
 		for _, kind := range []string{eventStream, "application/json"} {
 			r := Response{Status: 200, Header: http.Header{"Content-Type": {kind}}}

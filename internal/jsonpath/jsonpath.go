@@ -93,7 +93,8 @@ func (s *Scanner) Reset() {
 			pending++
 		}
 	}
-	*s = Scanner{Queries: s.Queries, Each: s.Each, Element: s.Element, found: s.found, pending: pending, token: s.token, deeper: true}
+	s.pending, s.state, s.depth, s.arrays, s.skipped, s.here, s.deeper = pending, atValue, 0, 0, 0, false, true
+	s.token, s.keep, s.key, s.escaped = s.token[:0], false, false, false
 	if s.settled() {
 		s.state = done
 	}
