@@ -61,9 +61,9 @@ func TestMeterStreams(t *testing.T) {
 		want    string
 	}{
 		{"the last event", openai, openaiStream, "charged 12 tokens"},
-		{"running totals", anthropic, anthropicStream, "charged 125 input tokens charged 15 output tokens"},
-		{"both totals in the last event", anthropic, strings.Replace(anthropicStream, `"usage":{"output_tokens":15}`, `"usage":{"input_tokens":30,"output_tokens":15}`, 1), "charged 130 input tokens charged 15 output tokens"},
-		{"cut off", anthropic, anthropicStream[:strings.Index(anthropicStream, ": a comment")], "charged 125 input tokens charged 1 output tokens"},
+		{"running totals", anthropic, anthropicStream, "charged 125 input tokens charged 15 output tokens charged 100 cache creation tokens charged 7 cache read tokens"},
+		{"both totals in the last event", anthropic, strings.Replace(anthropicStream, `"usage":{"output_tokens":15}`, `"usage":{"input_tokens":30,"output_tokens":15}`, 1), "charged 130 input tokens charged 15 output tokens charged 100 cache creation tokens charged 7 cache read tokens"},
+		{"cut off", anthropic, anthropicStream[:strings.Index(anthropicStream, ": a comment")], "charged 125 input tokens charged 1 output tokens charged 100 cache creation tokens charged 7 cache read tokens"},
 		{"no empty line at the end", openai, strings.TrimRight(openaiStream[:strings.Index(openaiStream, "data: [")], "\n"), "charged 12 tokens"},
 		{"no space", openai, "data:{\"usage\":{\"total_tokens\":3}}\n\n", "charged 3 tokens"},
 		{"data on several lines", openai, "data: {\"usage\":\ndata: {\"total_tokens\":\nid: 7\n: so\ndata: 3\ndata: }}\n\n", "charged 3 tokens"},
