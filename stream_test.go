@@ -111,7 +111,7 @@ func TestRefusalInStream(t *testing.T) {
 		{name: "compressed", lines: []string{"Content-Encoding: gzip"}, body: limitedFor5s},
 		{name: "a text", kind: "text/plain", body: limitedFor5s},
 		{name: "an array", kind: "application/json", body: "[{\"text\":\"[{\\\"error\"}\r\n,\r\n{\"error\":{\"status\":\"EXHAUSTED\"}}\r\n]", want: 7 * time.Second},
-		{name: "an object", kind: "application/json", body: `{"error":{"status":"EXHAUSTED"}}`},
+		{name: "an object", kind: "application/json", body: `{"error":{"status":"EXHAUSTED"}}`, want: 7 * time.Second},
 		{name: "an array in an object", kind: "application/json", body: `{"a":[{"error":{"status":"EXHAUSTED"}}]}`},
 		{name: "a refusal by its status", kind: "text/event-stream", lines: []string{"status 429", "Retry-After: 3"}, body: limitedFor5s, want: 3 * time.Second},
 	} {

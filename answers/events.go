@@ -255,7 +255,7 @@ func (f *eventFinder) isLikely() bool {
 	return false
 }
 
-// element reads a portion of an element of an array, or its end if the portion is nil.
+// element reads a portion of an event in a body of JSON, or its end if the portion is nil.
 func (f *eventFinder) element(part []byte) {
 	if part == nil {
 		f.end()

@@ -110,16 +110,18 @@ func FuzzEvents(f *testing.F) {
 			if event, data, sure := firstRefusal(body); sure && kind == eventStream && (event != got.Event || data != string(got.Body)) {
 				t.Fatalf("%q: found %q %q, another parser %q %q", body, got.Event, got.Body, event, data)
 			}
-			if kind != eventStream && json.Valid([]byte(body)) && len(body) <= maxEvent && ok != arrayRefuses(body) {
+			if kind != eventStream && json.Valid([]byte(body)) && len(body) <= maxEvent && ok != jsonRefuses(body) {
 				t.Fatalf("%q: found %v", body, ok)
 			}
 		}
 	})
 }
 
-// arrayRefuses reports whether an element of an array is an error.
-func arrayRefuses(body string) bool {
+// jsonRefuses reports whether a text, or an element of it, is an error.
+func jsonRefuses(body string) bool {
 	var elements []json.RawMessage
-	_ = json.Unmarshal([]byte(body), &elements)
+	if json.Unmarshal([]byte(body), &elements) != nil {
+		return refuses("message", body)
+	}
 	return slices.ContainsFunc(elements, func(e json.RawMessage) bool { return refuses("message", string(e)) })
 }

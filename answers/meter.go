@@ -77,8 +77,8 @@ func (m *Meter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Refused returns the first event of a stream, or element of an array, that a Rule with Event takes for
-// a refusal. Set the Got of the event to the time at which it came, and Read it: what follows from it
+// Refused returns the first event of a stream, or of a body of JSON, that a Rule with Event takes for a
+// refusal. Set the Got of the event to the time at which it came, and Read it: what follows from it
 // is in the Refusal of the answer. ok is false while no such event has come.
 func (m *Meter) Refused() (event Response, ok bool) {
 	if m.refusals == nil || !m.refusals.found {

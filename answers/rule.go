@@ -57,8 +57,8 @@ type Refusal struct {
 // is then the body that Path and Text are about.
 type Rule struct {
 	// Event is the type of an event in a stream of server-sent events, as a text in Value. An event
-	// without a type has the type "message", and so has each element of an array if the body is one of
-	// JSON. An event of more than 16 KB matches nothing. A model may write any text in its events, so
+	// without a type has the type "message". A body of JSON is such an event, or if it is an array each of its
+	// elements. An event of more than 16 KB matches nothing. A model may write any text in its events, so
 	// choose a type or a Path that only errors have. If empty, the rule is of responses.
 	Event string
 
@@ -122,7 +122,7 @@ type Rule struct {
 // rule returns the first rule that matches, or nil if none does.
 func (e *event) rule() *Rule {
 	for i := range e.profile.Rules {
-		if r := &e.profile.Rules[i]; r.matches(e) {
+		if r := &e.profile.Rules[i]; (r.Status == 0 || r.Status == e.Status) && r.matches(e) { // most have another status
 			return r
 		}
 	}

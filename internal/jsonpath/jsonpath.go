@@ -50,8 +50,9 @@ type Scanner struct {
 	// If nil, it is not called.
 	Each func(value []byte)
 
-	// Element is called with the text of each array and object in an outermost array, in portions, and
-	// with nil at its end. It must not keep a portion. If nil, it is not called.
+	// Element is called with the text of each array and object in an outermost array, or with that of an
+	// outermost object, in portions, and with nil at its end. It must not keep a portion. If nil, it is not
+	// called.
 	Element func(portion []byte)
 
 	found   int // values found, over all queries
@@ -122,31 +123,33 @@ func (s *Scanner) Write(p []byte) {
 			p = s.skip(p)
 		default:
 			if c := p[0]; c != ' ' && c != '\n' && c != '\r' && c != '\t' {
-				outside := s.depth <= 1
-				if s.step(c); s.Element != nil && outside != (s.depth <= 1) {
-					element = s.border(element, p)
+				depth := s.depth
+				if s.step(c); s.Element != nil && s.depth != depth {
+					element = s.border(depth, element, p)
 				}
 			}
 			p = p[1:]
 		}
 	}
-	if s.inElement() {
+	if s.Element != nil && s.depth > s.around() && s.state != done {
 		s.Element(element)
 	}
 }
 
-// inElement reports whether the text that was read last is of an element.
-func (s *Scanner) inElement() bool {
-	return s.Element != nil && s.depth > 1 && s.arrays>>1&1 == 1 && s.state != done
-}
+// around returns the depth around the elements.
+func (s *Scanner) around() int { return int(s.arrays >> 1 & 1) }
 
-// border begins or ends an element with the first byte of p. It returns the text from its beginning on.
-func (s *Scanner) border(element, p []byte) []byte {
-	if s.depth <= 1 && s.arrays>>1&1 == 1 {
+// border begins or ends an element with the first byte of p, before which the depth was another. It
+// returns the text from the beginning of the element on.
+func (s *Scanner) border(depth int, element, p []byte) []byte {
+	switch around := s.around(); {
+	case s.depth == around+1 && depth == around:
+		return p
+	case s.depth == around && depth == around+1:
 		s.Element(element[:len(element)-len(p)+1])
 		s.Element(nil)
 	}
-	return p
+	return element
 }
 
 // Find returns the value of the query with this path and pattern. The value was the nth that s
