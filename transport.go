@@ -27,6 +27,10 @@ import (
 // others may have written the body. RoundTrip returns the response unchanged; package retry sends
 // refused requests again.
 //
+// A response that has passed may have a stream with a refusal, if the Profile has rules for its events.
+// The quota pauses for it in the Read of the body that returns the end of the event, which takes a round
+// trip with a shared store. The request has arrived and passed, and costs what the stream reports.
+//
 // An admitted request is in flight until its response comes, and on a policy with Concurrency or
 // Estimated tiers until the end of the response's body: until that is read to EOF or closed, or until
 // the request's context or AttemptTimeout ends. A body that nobody closes holds its place for ever if
