@@ -81,7 +81,7 @@ func (a *attempt) profileMeter(resp *http.Response, answer *answers.Answer, body
 // estimate or another Meter, and a refusal in a stream, unless the response is one. It returns nil if
 // that is nothing.
 func (a *attempt) bodyMeter(method string, resp *http.Response, answer *answers.Answer) *answers.Meter {
-	if a.profile == nil {
+	if a.profile == nil || len(a.profile.Rules) == 0 && len(a.profile.Charges) == 0 {
 		return nil
 	}
 	p := *a.profile

@@ -321,7 +321,7 @@ func (p *Profile) queries(r *Response) (qs []jsonpath.Query, whole bool) {
 	refused := r.Status == http.StatusTooManyRequests || r.Status == http.StatusServiceUnavailable
 	for i := range p.Rules {
 		rule := &p.Rules[i]
-		if !rule.isOf(r.Event) || !rule.matchesHead(r) {
+		if rule.hasOther(r.Status) || !rule.isOf(r.Event) || !rule.matchesHead(r) {
 			continue
 		}
 		refused = refused || rule.Kind != Passed

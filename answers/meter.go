@@ -26,6 +26,9 @@ type Meter struct {
 // nil if the body adds nothing to the header: if no Charge has a Path and no Rule is of the events of
 // the body, or if the body is neither JSON nor a stream, is compressed, or comes from a cache.
 func (p Profile) Meter(r Response) *Meter {
+	if !p.readsBodies(&r) {
+		return nil
+	}
 	kind := mediaType(r.Header)
 	if encoded(r.Header) || cached(r.Header) || kind != eventStream && kind != amazonStream && !isJSON(kind) {
 		return nil
@@ -47,6 +50,21 @@ func (p Profile) Meter(r Response) *Meter {
 	}
 	m.scanner.Reset()
 	return m
+}
+
+// readsBodies reports whether the profile has a charge in bodies, or a rule of the events of a response.
+func (p *Profile) readsBodies(r *Response) bool {
+	for i := range p.Charges {
+		if c := &p.Charges[i]; c.Field.inBody() || c.Or.inBody() {
+			return true
+		}
+	}
+	for i := range p.Rules {
+		if rule := &p.Rules[i]; rule.Event != "" && rule.matchesHead(r) {
+			return true
+		}
+	}
+	return false
 }
 
 // addCharges adds the charges in the body.

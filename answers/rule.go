@@ -122,7 +122,7 @@ type Rule struct {
 // rule returns the first rule that matches, or nil if none does.
 func (e *event) rule() *Rule {
 	for i := range e.profile.Rules {
-		if r := &e.profile.Rules[i]; (r.Status == 0 || r.Status == e.Status) && r.matches(e) { // most have another status
+		if r := &e.profile.Rules[i]; !r.hasOther(e.Status) && r.matches(e) {
 			return r
 		}
 	}
@@ -267,9 +267,13 @@ func (r *Rule) isOf(event string) bool {
 	return r.Event == event || r.Event != "" && event != "" && jsonpath.Match(r.Event, event)
 }
 
+// hasOther reports whether the rule is for another status. Most rules of a long profile are, so this is asked
+// before all else.
+func (r *Rule) hasOther(status int) bool { return r.Status != 0 && r.Status != status }
+
 // matchesHead reports whether the method, the status and the header satisfy the rule.
 func (r *Rule) matchesHead(of *Response) bool {
-	if r.Status != 0 && r.Status != of.Status || r.Method != "" && of.Method != "" && r.Method != of.Method {
+	if r.hasOther(of.Status) || r.Method != "" && of.Method != "" && r.Method != of.Method {
 		return false
 	}
 	v := of.Header.Get(r.Header)
