@@ -151,8 +151,9 @@ const (
 	defaultEvent = "message"
 )
 
-// finder returns an eventFinder for the stream in a response, or nil if no rule is of its events.
-func (p *Profile) finder(r Response, untyped bool) *eventFinder {
+// newEventFinder returns an eventFinder for the stream in a response, or nil if no rule is of its events. The
+// events of an untyped stream have no type.
+func newEventFinder(p *Profile, r Response, untyped bool) *eventFinder {
 	r.Body = nil
 	var keys []string
 	f := &eventFinder{profile: *p, event: r}

@@ -36,7 +36,7 @@ func (p Profile) Meter(r Response) *Meter {
 	m := new(Meter)
 	m.addCharges(&p, r)
 	if kind != amazonStream {
-		m.refusals = p.finder(r, kind != eventStream)
+		m.refusals = newEventFinder(&p, r, kind != eventStream)
 	}
 	switch {
 	case m.charges == nil && m.refusals == nil:

@@ -1,4 +1,4 @@
-package providers_test
+package integration_test
 
 import (
 	"net/http"
@@ -60,7 +60,7 @@ func TestNamedReadNoLessThanPresets(t *testing.T) {
 			t.Fatal(err)
 		}
 		n := 0
-		for _, f := range readPage(t, c.page).Responses {
+		for _, f := range fixtures.Read(t, "../../providers/testdata/fixtures/"+c.page+".json").Responses {
 			if !strings.HasPrefix(f.Name, c.only) || c.not != "" && strings.HasPrefix(f.Name, c.not) {
 				continue
 			}
@@ -79,7 +79,7 @@ func TestNamedReadNoLessThanPresets(t *testing.T) {
 }
 
 // readsLess returns what the preset reads in a response and the named profile does not, or "".
-func readsLess(named, preset answers.Profile, f fixture) string {
+func readsLess(named, preset answers.Profile, f fixtures.Response) string {
 	r := f.Answer(time.Date(2026, time.May, 4, 12, 0, 0, 0, time.UTC))
 	if r.Method = f.Request.Method; r.Method == "" {
 		r.Method = http.MethodPost
