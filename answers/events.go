@@ -197,8 +197,10 @@ func firstKey(path string) string {
 func (f *eventFinder) write(p []byte) {
 	switch {
 	case f == nil || f.found:
-	case f.skip || len(f.data)+len(p) > maxEvent:
+	case f.skip || f.lost:
 		f.lost = true
+	case len(f.data)+len(p) > maxEvent:
+		f.lost, f.data = true, nil
 	default:
 		f.data = append(f.data, p...)
 	}
