@@ -86,6 +86,7 @@ func TestRefusalInStream(t *testing.T) {
 	long := strings.Repeat("x", 20_000)
 	for _, c := range []struct {
 		name, kind, body string
+		status           string // if empty, 200
 		lines            []string
 		want             time.Duration
 		closed           bool
@@ -108,23 +109,20 @@ func TestRefusalInStream(t *testing.T) {
 		{name: "a text that looks like a key", body: `data: {"text":"\"error\":{\"status\":\"EXHAUSTED\"}","error":null}` + "\n\n"},
 		{name: "a key below another", body: "data: {\"delta\":{\"error\":{\"status\":\"EXHAUSTED\"}}}\n\n"},
 		{name: "no end", body: strings.TrimSuffix(limitedFor5s, "\n")},
+		{name: "a wait in a header", lines: []string{"Retry-After: 4"}, body: limitedFor5s, want: 4 * time.Second},
 		{name: "compressed", lines: []string{"Content-Encoding: gzip"}, body: limitedFor5s},
 		{name: "a text", kind: "text/plain", body: limitedFor5s},
 		{name: "an array", kind: "application/json", body: "[{\"text\":\"[{\\\"error\"}\r\n,\r\n{\"error\":{\"status\":\"EXHAUSTED\"}}\r\n]", want: 7 * time.Second},
 		{name: "an object", kind: "application/json", body: `{"error":{"status":"EXHAUSTED"}}`, want: 7 * time.Second},
 		{name: "an array in an object", kind: "application/json", body: `{"a":[{"error":{"status":"EXHAUSTED"}}]}`},
-		{name: "a refusal by its status", kind: "text/event-stream", lines: []string{"status 429", "Retry-After: 3"}, body: limitedFor5s, want: 3 * time.Second},
+		{name: "a refusal by its status", kind: "text/event-stream", status: "429", lines: []string{"Retry-After: 3"}, body: limitedFor5s, want: 3 * time.Second},
 	} {
 		for name, split := range map[string]func(io.Reader) io.Reader{
 			"at once": func(r io.Reader) io.Reader { return r }, "byte by byte": iotest.OneByteReader, "with the error": iotest.DataErrReader,
 		} {
 			synctest.Test(t, func(t *testing.T) {
 				lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil)
-				status := "200"
-				if c.lines != nil && c.lines[0] == "status 429" {
-					status, c.lines = "429", c.lines[1:]
-				}
-				head := append([]string{status, "Content-Type: " + cmp.Or(c.kind, "text/event-stream; charset=utf-8")}, c.lines...)
+				head := append([]string{cmp.Or(c.status, "200"), "Content-Type: " + cmp.Or(c.kind, "text/event-stream; charset=utf-8")}, c.lines...)
 				tr := &throttle.Transport{Limiter: lim, Profile: eventRules, Base: answering(strings.Join(head, "\n") + "\n\n" + c.body)}
 				resp, err := tr.RoundTrip(httptest.NewRequest("POST", trURL, nil))
 				if err != nil {
