@@ -19,18 +19,14 @@ type Meter interface {
 	Cost() Cost
 }
 
-// A profileMeter reads what a Profile describes: from the header, and then from the body.
+// A profileMeter has the cost that a Profile describes: from the header, and then from the body.
 type profileMeter struct {
 	cost Cost
 	body *answers.Meter // nil if the body reports nothing
 }
 
-func (m *profileMeter) Write(p []byte) (int, error) {
-	if m.body == nil {
-		return len(p), nil
-	}
-	return m.body.Write(p)
-}
+// Write does nothing, because the body is written to the answers.Meter.
+func (m *profileMeter) Write(p []byte) (int, error) { return len(p), nil }
 
 func (m *profileMeter) Cost() Cost {
 	if m.body != nil {
@@ -50,14 +46,14 @@ type settlingMeter struct {
 func (m settlingMeter) Cost() Cost { return m.settle(m.Meter.Cost()) }
 
 // meter returns the Meter of a response, or nil if the request has no estimate.
-func (a *attempt) meter(resp *http.Response, answer *answers.Answer) (m Meter) {
+func (a *attempt) meter(resp *http.Response, answer *answers.Answer, body *answers.Meter) (m Meter) {
 	switch {
 	case !a.Estimates():
 		return nil
 	case a.transport.Meter != nil:
 		m = a.transport.Meter(resp)
 	default:
-		m = a.profileMeter(resp, answer)
+		m = a.profileMeter(resp, answer, body)
 	}
 	if a.settler != nil && m != nil {
 		m = settlingMeter{m, a.settler}
@@ -67,33 +63,49 @@ func (a *attempt) meter(resp *http.Response, answer *answers.Answer) (m Meter) {
 
 // profileMeter returns the Meter that the Profile describes. A request that was refused, or that was
 // the caller's error, costs only what the response reports.
-func (a *attempt) profileMeter(resp *http.Response, answer *answers.Answer) Meter {
+func (a *attempt) profileMeter(resp *http.Response, answer *answers.Answer, body *answers.Meter) Meter {
 	if answer == nil {
 		answer = new(answers.Answer)
 	}
-	m := &profileMeter{cost: Cost{}}
+	m := &profileMeter{cost: Cost{}, body: body}
 	if answer.Kind != answers.Passed || resp.StatusCode/100 == 4 {
 		m.cost = a.ZeroEstimate()
 	}
 	for _, c := range answer.Charged {
 		m.cost[c.Unit] = c.N
 	}
-	if p := a.profile; p != nil {
-		m.body = p.Meter(answers.Response{Status: resp.StatusCode, Header: resp.Header})
-	}
 	return m
 }
 
+// bodyMeter returns what the Profile reads in the body of a response: the cost, unless there is no
+// estimate or another Meter, and a refusal in a stream, unless the response is one. It returns nil if
+// that is nothing.
+func (a *attempt) bodyMeter(method string, resp *http.Response, answer *answers.Answer) *answers.Meter {
+	if a.profile == nil || len(a.profile.Rules) == 0 && len(a.profile.Charges) == 0 {
+		return nil
+	}
+	p := *a.profile
+	if !a.Estimates() || a.transport.Meter != nil {
+		p.Charges = nil
+	}
+	if !a.Charged() || answer == nil || answer.Kind != answers.Passed {
+		p.Rules = nil
+	}
+	return p.Meter(answers.Response{Method: methodOf(method), Status: resp.StatusCode, Header: resp.Header})
+}
+
 // A watchedBody ends its attempt once, when the body or the context of the request ends. Either may come
-// while the body is read.
+// while the body is read. It pauses the quota after a refusal in a stream, once.
 type watchedBody struct {
 	io.ReadCloser
 	attempt attempt
 
-	mu        sync.Mutex  // guards all below, and calls of Meter.Write
-	meter     Meter       // nil if there is none, or if the attempt has ended
-	ended     bool        // the attempt has ended
-	stopWatch func() bool // the end of the context no longer concerns the body; nil if it never does
+	mu        sync.Mutex     // guards all below, and calls of Meter.Write
+	meter     Meter          // nil if there is none, or if the attempt has ended
+	body      *answers.Meter // the same
+	refused   bool           // the body has refused the request
+	ended     bool           // the attempt has ended
+	stopWatch func() bool    // the end of the context no longer concerns the body; nil if it never does
 }
 
 // endWith lets the attempt end with ctx, unless that is nil.
@@ -109,7 +121,9 @@ func (b *watchedBody) endWith(ctx context.Context) {
 func (b *watchedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if n > 0 {
-		b.writeMeter(p[:n])
+		if event, refused := b.write(p[:n]); refused {
+			b.attempt.pauseAfterEvent(event)
+		}
 	}
 	if err != nil {
 		b.end()
@@ -117,13 +131,22 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// writeMeter unlocks even if the meter panics, because the body is closed then.
-func (b *watchedBody) writeMeter(p []byte) {
+// write passes a part of the body to the meters. It returns the event that refuses the request, once.
+// It unlocks even if a meter panics, because the body is closed then.
+func (b *watchedBody) write(p []byte) (event answers.Response, refused bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.body != nil {
+		_, _ = b.body.Write(p)
+		if event, refused = b.body.Refused(); b.refused {
+			refused = false
+		}
+		b.refused = b.refused || refused
+	}
 	if b.meter != nil {
 		_, _ = b.meter.Write(p) // a failed Write leaves that part uncounted
 	}
+	return event, refused
 }
 
 func (b *watchedBody) Close() error {
@@ -134,7 +157,7 @@ func (b *watchedBody) Close() error {
 func (b *watchedBody) end() {
 	b.mu.Lock()
 	m, ended, stop := b.meter, b.ended, b.stopWatch
-	b.meter, b.ended = nil, true
+	b.meter, b.body, b.ended = nil, nil, true
 	b.mu.Unlock()
 	if ended {
 		return

@@ -154,7 +154,8 @@ var outcomes = [...]struct {
 type AnsweredInfo struct {
 	Policy string // the name of the innermost policy
 
-	// Kind is Passed if the provider has served the request, or if no response came.
+	// Kind is Passed if the provider has served the request, or if no response came. A refusal in a
+	// stream that has begun comes later, and Paused reports its pause.
 	Kind answers.Kind
 
 	// Status is the status of the response. If zero, none came, or a Permit reported it.

@@ -134,6 +134,7 @@ func (p *Permit) Refused(ctx context.Context, wait time.Duration) error {
 		return nil
 	}
 	p.a.Timing.Answered(0)
+	p.a.Timing.Refused()
 	answer := &answers.Answer{Refusal: answers.Refusal{Kind: answers.Limited, Delay: max(0, wait), Known: wait > 0}}
 	var after admit.Callbacks
 	err := p.a.pauseAfterRefusal(ctx, answer.Refusal, 0, &after)

@@ -216,6 +216,7 @@ func (a *attempt) handleResponse(req *http.Request, resp *http.Response, after *
 	case answer == nil:
 		a.EndBackoff()
 	case answer.Kind == answers.Limited || answer.Kind == answers.Banned:
+		a.Timing.Refused()
 		// If a shared store is not available, the next refusal pauses the quota.
 		_ = a.pauseAfterRefusal(context.WithoutCancel(req.Context()), answer.Refusal, resp.StatusCode, after)
 	case answer.Kind == answers.Passed && resp.StatusCode < 500:
@@ -227,13 +228,26 @@ func (a *attempt) handleResponse(req *http.Request, resp *http.Response, after *
 	return answer
 }
 
-// pauseAfterRefusal pauses the quota that a refusal is about, for all callers, and makes a learned guard
-// longer.
+// pauseAfterEvent pauses the quota that a refusal in a stream is about. The request itself has passed: it
+// says nothing of the guard, and costs what the stream reports. In a goroutine of the caller it blocks as
+// the pause after a response does.
+func (a *attempt) pauseAfterEvent(event answers.Response) {
+	event.Got = time.Now()
+	r := a.profile.Read(event).Refusal
+	if r.Kind != answers.Limited && r.Kind != answers.Banned {
+		return
+	}
+	var after admit.Callbacks
+	// If a shared store is not available, the next refusal pauses the quota.
+	_ = a.pauseAfterRefusal(context.Background(), r, event.Status, &after)
+	after.Run()
+}
+
+// pauseAfterRefusal pauses the quota that a refusal is about, for all callers.
 func (a *admission) pauseAfterRefusal(ctx context.Context, r answers.Refusal, status int, after *admit.Callbacks) error {
 	if !a.Charged() {
 		return nil
 	}
-	a.Timing.Refused()
 	of := a.Own()
 	a.EachCharge(func(c *admit.Charge) {
 		if r.Wide || r.Unit != "" && slices.Contains(c.Revision.Plan.Units(), r.Unit) {
@@ -242,6 +256,9 @@ func (a *admission) pauseAfterRefusal(ctx context.Context, r answers.Refusal, st
 	})
 	return pauseAfterRefusal(ctx, of, r, status, after)
 }
+
+// methodOf returns the method of a request, of which "" means GET.
+func methodOf(method string) string { return cmp.Or(method, http.MethodGet) }
 
 // defaultProfile is the Profile of a Transport without one.
 var defaultProfile answers.Profile
@@ -255,7 +272,7 @@ func (a *attempt) readResponse(method string, resp *http.Response) *answers.Answ
 		}
 		p = &defaultProfile
 	}
-	r := answers.Response{Method: cmp.Or(method, http.MethodGet), Status: resp.StatusCode, Header: resp.Header, Sent: a.sent, Got: time.Now()}
+	r := answers.Response{Method: methodOf(method), Status: resp.StatusCode, Header: resp.Header, Sent: a.sent, Got: time.Now()}
 	if p.Peeks(r.Status, r.Header) && resp.Body != nil && resp.Body != http.NoBody {
 		r.Body = peek(resp)
 	}

@@ -27,6 +27,10 @@ import (
 // others may have written the body. RoundTrip returns the response unchanged; package retry sends
 // refused requests again.
 //
+// A response that has passed may have a stream with a refusal, if the Profile has rules for its events.
+// The quota pauses for it in the Read of the body that returns the end of the event, which takes a round
+// trip with a shared store. The request has arrived and passed, and costs what the stream reports.
+//
 // An admitted request is in flight until its response comes, and on a policy with Concurrency or
 // Estimated tiers until the end of the response's body: until that is read to EOF or closed, or until
 // the request's context or AttemptTimeout ends. A body that nobody closes holds its place for ever if
@@ -284,15 +288,16 @@ func (a *attempt) respond(ctx context.Context, req *http.Request, resp *http.Res
 	if a.listener != nil || after != nil {
 		a.reportAnswer(req.Context(), resp.StatusCode, answer, report, after)
 	}
-	if a.Fast && a.cancel == nil && a.settler == nil { // nothing of it lasts longer than its response
+	body := a.bodyMeter(req.Method, resp, answer)
+	if a.Fast && a.cancel == nil && a.settler == nil && body == nil { // nothing of it lasts longer than its response
 		ends = false
 		return
 	}
-	if m := a.meter(resp, answer); resp.Body != nil && resp.Body != http.NoBody && a.needsBody() {
+	if m := a.meter(resp, answer, body); resp.Body != nil && resp.Body != http.NoBody && (a.needsBody() || body != nil) {
 		if resp.StatusCode == http.StatusSwitchingProtocols {
 			ctx = nil // net/http keeps the connection open
 		}
-		resp.Body = a.watchBody(ctx, resp.Body, m)
+		resp.Body = a.watchBody(ctx, resp.Body, m, body)
 		ends = false
 	} else if m != nil {
 		ends = false
@@ -369,7 +374,7 @@ func closeBody(req *http.Request) {
 // watchBody returns a body that ends the attempt once: at EOF, at another error, when it is closed, or
 // when ctx ends. A nil ctx does not end. The body of a 101 response keeps its further methods: those of
 // a writer, of a half-closer or of a connection.
-func (a *attempt) watchBody(ctx context.Context, b io.ReadCloser, m Meter) io.ReadCloser {
+func (a *attempt) watchBody(ctx context.Context, b io.ReadCloser, m Meter, body *answers.Meter) io.ReadCloser {
 	type halfCloser interface{ CloseWrite() error }
 	type conn interface {
 		io.Writer
@@ -379,7 +384,7 @@ func (a *attempt) watchBody(ctx context.Context, b io.ReadCloser, m Meter) io.Re
 		SetReadDeadline(time.Time) error
 		SetWriteDeadline(time.Time) error
 	}
-	watched := &watchedBody{ReadCloser: b, attempt: *a, meter: m}
+	watched := &watchedBody{ReadCloser: b, attempt: *a, meter: m, body: body}
 	watched.endWith(ctx)
 	half, halves := b.(halfCloser)
 	switch w := b.(type) {

@@ -24,7 +24,8 @@
 // body ends within the 16 KB, Response.Trailer is filled early. A rule for the status of a refusal
 // delays only responses with that status.
 //
-// Some costs stand only at the end of a body. A [Meter] reads them while the caller reads the body.
+// Some costs stand only at the end of a body, and some refusals in an event of a stream that has begun
+// with status 200. A [Meter] reads both while the caller reads the body.
 //
 // # Trust
 //
@@ -165,6 +166,11 @@ type Response struct {
 	Status int
 	Header http.Header
 
+	// Event is the type of an event in the stream of the response, such as "error". Body is then the
+	// data of the event, and only the rules with an Event apply. Meter.Refused returns such events. If
+	// empty, the response itself.
+	Event string
+
 	// Body is the beginning of the body, of any length. If nil, the body is not read; see
 	// Profile.Peeks.
 	Body []byte
@@ -172,8 +178,8 @@ type Response struct {
 	// Sent is when the request was sent. If zero, Got.
 	Sent time.Time
 
-	// Got is when the response arrived. A reset that is a date counts from the Date of the
-	// response. If the response has no Date, it counts from Got.
+	// Got is when the response arrived, or the event. A reset that is a date counts from the Date of
+	// the response. If the response has no Date, or if it was read with an Event, it counts from Got.
 	Got time.Time
 }
 
@@ -263,15 +269,21 @@ func (p Profile) Read(r Response) Answer {
 	if r.Sent.IsZero() {
 		e.slack = 0
 	}
-	if date, err := http.ParseTime(r.Header.Get("Date")); err == nil {
+	if date, err := http.ParseTime(r.Header.Get("Date")); err == nil && r.Event == "" {
 		e.now, e.dated = date, true
 	}
 	if len(r.Body) > 0 {
-		e.body.Queries, _ = p.queries(r.Status, r.Header)
+		e.body.Queries, _ = p.queries(&r)
 		e.body.Scan(r.Body)
 	}
 	var a Answer
 	rule := e.rule()
+	if r.Event != "" {
+		if rule != nil {
+			a.Refusal = e.refusalBy(rule, nil)
+		}
+		return a
+	}
 	if !cached(r.Header) {
 		if len(p.Quotas) > 0 {
 			a.Readings = make([]Reading, 0, len(p.Quotas))
@@ -294,22 +306,22 @@ func (p Profile) Peeks(status int, h http.Header) bool {
 	if encoded(h) || kind == eventStream || status == http.StatusSwitchingProtocols {
 		return false
 	}
-	qs, whole := p.queries(status, h)
+	qs, whole := p.queries(&Response{Status: status, Header: h})
 	return whole || len(qs) > 0 && (kind == "" || isJSON(kind))
 }
 
-// queries returns the queries for the body of a response with this status and header. It reports
-// in whole whether a rule matches text anywhere in the body.
-func (p *Profile) queries(status int, h http.Header) (qs []jsonpath.Query, whole bool) {
+// queries returns the queries for the body of r. It reports in whole whether a rule matches text
+// anywhere in the body.
+func (p *Profile) queries(r *Response) (qs []jsonpath.Query, whole bool) {
 	for i := range p.Quotas {
 		for _, f := range p.Quotas[i].fields() {
 			qs = f.addQuery(qs, false)
 		}
 	}
-	refused := status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable
+	refused := r.Status == http.StatusTooManyRequests || r.Status == http.StatusServiceUnavailable
 	for i := range p.Rules {
 		rule := &p.Rules[i]
-		if !rule.matchesHead(status, h) {
+		if rule.hasOther(r.Status) || !rule.isOf(r.Event) || !rule.matchesHead(r) {
 			continue
 		}
 		refused = refused || rule.Kind != Passed

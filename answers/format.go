@@ -28,7 +28,7 @@ const (
 	Seconds      // from now: "41", "64.57" (Discord), "2.0" (Shopify)
 	Millis       // from now, in milliseconds: "4120" (Azure), "600000"
 	Minutes      // from now, in minutes: "19" (Meta)
-	Duration     // from now, as in Go, also with days: "6m0s", "547ms" (OpenAI), "22s" (Gemini), "1d2h"
+	Duration     // from now, as in Go, also with days: "6m0s", "547ms" (OpenAI), "22s" (Gemini), "1d2h"; with After also in words: "40 seconds"
 	PerSecond    // the time of one unit at a rate, in units a second: "0.0167" (Amazon) is 59.88 s
 	EpochSeconds // since 1970: "1372700873" (GitHub), "1470173023.123" (Discord)
 	EpochMillis  // since 1970, in milliseconds: "1790000000000" (Linear)
@@ -158,8 +158,26 @@ func (f *Field) trim(v string) string {
 		v = strings.TrimLeft(v, " ")
 		rest := strings.TrimLeft(v, f.Format.characters())
 		v = strings.TrimRight(v[:len(v)-len(rest)], ".")
+		if f.Format == Duration && digits(strings.Replace(v, ".", "", 1)) {
+			v += unitIn(rest)
+		}
 	}
 	return strings.Trim(v, " \t")
+}
+
+// units are the units of a Duration in words.
+var units = map[string]string{"millisecond": "ms", "second": "s", "sec": "s", "minute": "m", "min": "m", "hour": "h", "day": "d"}
+
+// unitIn returns the unit that a text such as " seconds, or more" begins with, or "" if there is none.
+func unitIn(text string) string {
+	text, ok := strings.CutPrefix(text, " ")
+	if end := strings.IndexFunc(text, func(r rune) bool { return r < 'a' || 'z' < r }); end >= 0 {
+		text = text[:end]
+	}
+	if !ok {
+		return ""
+	}
+	return units[strings.TrimSuffix(text, "s")]
 }
 
 func (f *Field) inBody() bool { return f.Header == "" && f.Path != "" }

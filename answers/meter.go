@@ -1,7 +1,6 @@
 package answers
 
 import (
-	"bytes"
 	"net/http"
 	"strings"
 
@@ -9,35 +8,67 @@ import (
 	"github.com/apithrottle/throttle/internal/retryafter"
 )
 
-// A Meter reads the cost of a request from the response's body, while the caller reads the body.
-// Write each portion to the Meter. The body is JSON, or a stream of server-sent events with JSON as
-// their data, or of Amazon's messages with JSON as their payloads. The last of several values at one
-// path counts, because language models send running totals. A Meter keeps at most 4 KB of the body at
-// a time. It serves one response and is not safe for concurrent use.
+// A Meter reads what the body of a response reports, while the caller reads the body: the cost of the
+// request, and in a stream the event that refuses it. Write each portion to the Meter. The body is
+// JSON, or a stream of server-sent events with JSON as their data, or of Amazon's messages with JSON as
+// their payloads. Of several costs at one path the last counts, because language models send running
+// totals. A Meter keeps at most 4 KB of the body at a time, and of an event 16 KB. It serves one
+// response and is not safe for concurrent use.
 type Meter struct {
-	charges []Charge
-	scanner jsonpath.Scanner
-	stream  bool           // the body is an event stream
-	amazon  *messageReader // of Amazon's messages; nil if the body has none
-
-	matched int  // the line begins with this many bytes of "data:"; -1 if with other text
-	afterCR bool // the last byte was a carriage return
+	charges  []Charge
+	scanner  jsonpath.Scanner
+	refusals *eventFinder   // nil if no rule is of the events
+	events   *eventReader   // of an event stream; nil if the body is none
+	amazon   *messageReader // of Amazon's messages; nil if the body has none
 }
 
-const dataPrefix = "data:"
-
-// Meter returns a Meter for the body of r. It uses only the Status and the Header of r. It returns nil
-// if the body adds no cost to those in the header: if no Charge has a Path, or if the body is neither
-// JSON nor a stream, is compressed, or comes from a cache.
+// Meter returns a Meter for the body of r. It uses only the Method, Status and Header of r. It returns
+// nil if the body adds nothing to the header: if no Charge has a Path and no Rule is of the events of
+// the body, or if the body is neither JSON nor a stream, is compressed, or comes from a cache.
 func (p Profile) Meter(r Response) *Meter {
+	if !p.readsBodies(&r) {
+		return nil
+	}
 	kind := mediaType(r.Header)
 	if encoded(r.Header) || cached(r.Header) || kind != eventStream && kind != amazonStream && !isJSON(kind) {
 		return nil
 	}
-	m := &Meter{stream: kind == eventStream}
-	if kind == amazonStream {
-		m.amazon = &messageReader{scanner: &m.scanner}
+	m := new(Meter)
+	m.addCharges(&p, r)
+	if kind != amazonStream {
+		m.refusals = newEventFinder(&p, r, kind != eventStream)
 	}
+	switch {
+	case m.charges == nil && m.refusals == nil:
+		return nil
+	case kind == eventStream:
+		m.events = &eventReader{scanner: &m.scanner, refusals: m.refusals}
+	case kind == amazonStream:
+		m.amazon = &messageReader{scanner: &m.scanner}
+	case m.refusals != nil:
+		m.scanner.Element = m.refusals.element
+	}
+	m.scanner.Reset()
+	return m
+}
+
+// readsBodies reports whether the profile has a charge in bodies, or a rule of the events of a response.
+func (p *Profile) readsBodies(r *Response) bool {
+	for i := range p.Charges {
+		if c := &p.Charges[i]; c.Field.inBody() || c.Or.inBody() {
+			return true
+		}
+	}
+	for i := range p.Rules {
+		if rule := &p.Rules[i]; rule.Event != "" && rule.matchesHead(r) {
+			return true
+		}
+	}
+	return false
+}
+
+// addCharges adds the charges in the body.
+func (m *Meter) addCharges(p *Profile, r Response) {
 	e := event{Response: r}
 	for i := range p.Charges {
 		c := &p.Charges[i]
@@ -49,78 +80,29 @@ func (p Profile) Meter(r Response) *Meter {
 			m.scanner.Queries = c.Or.addQuery(c.Field.addQuery(m.scanner.Queries, true), true)
 		}
 	}
-	if m.charges == nil {
-		return nil
-	}
-	m.scanner.Reset()
-	return m
 }
 
 // Write reads the next portion of the body. It never fails.
 func (m *Meter) Write(p []byte) (int, error) {
-	if m.amazon != nil {
+	switch {
+	case m.amazon != nil:
 		m.amazon.write(p)
-		return len(p), nil
-	}
-	if !m.stream {
+	case m.events != nil:
+		m.events.write(p)
+	default:
 		m.scanner.Write(p)
-		return len(p), nil
-	}
-	for rest := p; len(rest) > 0; {
-		if m.afterCR && rest[0] == '\n' { // the second byte of a CRLF
-			m.afterCR, rest = false, rest[1:]
-			continue
-		}
-		part := rest[:min(len(rest), maxPart)]
-		end := lineEnd(part)
-		m.line(part[:end])
-		rest = rest[end:]
-		if m.afterCR = end < len(part) && part[end] == '\r'; end < len(part) {
-			m.endLine()
-			rest = rest[1:]
-		}
 	}
 	return len(p), nil
 }
 
-// maxPart is how far a Meter searches for the end of a line at once. Without a bound, a stream of
-// lines that end in CR would be searched to its next LF for each of them.
-const maxPart = 1024
-
-// lineEnd returns the index of the first CR or LF, or len(p) if there is none.
-func lineEnd(p []byte) int {
-	for _, c := range []byte{'\n', '\r'} {
-		if end := bytes.IndexByte(p, c); end >= 0 {
-			p = p[:end]
-		}
+// Refused returns the first event of a stream, or of a body of JSON, that a Rule with Event takes for a
+// refusal. Set the Got of the event to the time at which it came, and Read it: what follows from it
+// is in the Refusal of the answer. ok is false while no such event has come.
+func (m *Meter) Refused() (event Response, ok bool) {
+	if m.refusals == nil || !m.refusals.found {
+		return Response{}, false
 	}
-	return len(p)
-}
-
-// line reads a part of a line of an event stream.
-func (m *Meter) line(p []byte) {
-	for len(p) > 0 && 0 <= m.matched && m.matched < len(dataPrefix) {
-		if p[0] != dataPrefix[m.matched] {
-			m.matched = -1 // a comment, or another field
-			return
-		}
-		m.matched++
-		p = p[1:]
-	}
-	if m.matched == len(dataPrefix) {
-		m.scanner.Write(p)
-	}
-}
-
-// endLine ends a line. An empty line ends the event. The data lines of an event are one text.
-func (m *Meter) endLine() {
-	switch m.matched {
-	case 0:
-		m.scanner.Reset()
-	case len(dataPrefix):
-		m.scanner.Write([]byte{'\n'})
-	}
-	m.matched = 0
+	return m.refusals.event, true
 }
 
 // Charged returns the costs read so far, in the order of Profile.Charges. Costs of one unit are

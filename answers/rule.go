@@ -52,7 +52,16 @@ type Refusal struct {
 // A Rule matches responses and gives them a meaning. A response matches if it satisfies every
 // condition of the rule: Method, Status, Header with Value, and Path with Text. A Rule without conditions
 // matches every response.
+//
+// A Rule with Event matches no response, but an event of the stream in its body: the data of the event
+// is then the body that Path and Text are about.
 type Rule struct {
+	// Event is the type of an event in a stream of server-sent events, as a text in Value. An event
+	// without a type has the type "message". A body of JSON is such an event, or if it is an array each of its
+	// elements. An event of more than 16 KB matches nothing. A model may write any text in its events, so
+	// choose a type or a Path that only errors have. If empty, the rule is of responses.
+	Event string
+
 	// Method is the method of the request. The body of a success that a GET returns may be a file
 	// that anyone wrote, so a rule for the answers of GraphQL or JSON-RPC needs "POST". If empty,
 	// any.
@@ -113,7 +122,7 @@ type Rule struct {
 // rule returns the first rule that matches, or nil if none does.
 func (e *event) rule() *Rule {
 	for i := range e.profile.Rules {
-		if r := &e.profile.Rules[i]; r.matches(e) {
+		if r := &e.profile.Rules[i]; !r.hasOther(e.Status) && r.matches(e) {
 			return r
 		}
 	}
@@ -242,7 +251,7 @@ func unprintable(r rune) bool { return !unicode.IsPrint(r) }
 
 func (r *Rule) matches(e *event) bool {
 	switch {
-	case !r.matchesHead(e.Status, e.Header), r.Method != "" && e.Method != "" && r.Method != e.Method:
+	case !r.isOf(e.Event) || !r.matchesHead(&e.Response):
 		return false
 	case r.Text == "":
 		return true
@@ -253,11 +262,20 @@ func (r *Rule) matches(e *event) bool {
 	return nth > 0
 }
 
-// matchesHead reports whether the status and header satisfy the rule.
-func (r *Rule) matchesHead(status int, h http.Header) bool {
-	if r.Status != 0 && r.Status != status {
+// isOf reports whether the rule is of events of a type, or of responses if the type is empty.
+func (r *Rule) isOf(event string) bool {
+	return r.Event == event || r.Event != "" && event != "" && jsonpath.Match(r.Event, event)
+}
+
+// hasOther reports whether the rule is for another status. Most rules of a long profile are, so this is asked
+// before all else.
+func (r *Rule) hasOther(status int) bool { return r.Status != 0 && r.Status != status }
+
+// matchesHead reports whether the method, the status and the header satisfy the rule.
+func (r *Rule) matchesHead(of *Response) bool {
+	if r.hasOther(of.Status) || r.Method != "" && of.Method != "" && r.Method != of.Method {
 		return false
 	}
-	v := h.Get(r.Header)
+	v := of.Header.Get(r.Header)
 	return r.Header == "" || v != "" && (r.Value == "" || jsonpath.Match(r.Value, v))
 }

@@ -131,6 +131,9 @@ func (v *validator) rule(r *Rule) {
 	if r.Path != "" && r.Text == "" {
 		v.add("Text", `is empty: set the text that the value at Path must match, or "*" for any`)
 	}
+	if r.Path == "" && jsonpath.Match(r.Event, defaultEvent) {
+		v.add("Event", "is %q, the type of all events of many streams: set the Path of a value that only errors have", r.Event)
+	}
 	if r.Kind > Other {
 		v.add("Kind", "is %d: it must be Passed, Limited, Banned or Other", r.Kind)
 	}
@@ -148,6 +151,7 @@ func (v *validator) rule(r *Rule) {
 	if r.Wait < 0 {
 		v.add("Wait", "is %v: it must be at least 0", r.Wait)
 	}
+	v.pattern("Event", r.Event)
 	v.pattern("Value", r.Value)
 	v.pattern("Text", r.Text)
 	v.path("Path", r.Path)
@@ -230,7 +234,7 @@ func (v *validator) path(field, path string) {
 
 // covers reports whether the rule matches every response that b matches.
 func (r *Rule) covers(b *Rule) bool {
-	return (r.Method == "" || r.Method == b.Method) && (r.Status == 0 || r.Status == b.Status) &&
+	return (r.Event == b.Event || r.Event == "*" && b.Event != "") && (r.Method == "" || r.Method == b.Method) && (r.Status == 0 || r.Status == b.Status) &&
 		(r.Header == "" || http.CanonicalHeaderKey(r.Header) == http.CanonicalHeaderKey(b.Header) && (r.Value == "" || r.Value == b.Value)) &&
 		(r.Text == "" || r.Path == b.Path && r.Text == b.Text)
 }

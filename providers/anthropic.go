@@ -10,6 +10,7 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/prompt"
+	"github.com/apithrottle/throttle/internal/streamrules"
 )
 
 var anthropicPreset = Preset{
@@ -101,7 +102,7 @@ func Anthropic(requests, input, output int64) Provider {
 				{Unit: inputTokens, Field: answers.Field{Path: "usage.prompt_tokens"}},
 				{Unit: outputTokens, Field: answers.Field{Path: "usage.completion_tokens"}},
 			},
-			Rules: anthropicRules(),
+			Rules: append(streamrules.Anthropic(), anthropicRules()...),
 		},
 		Hosts: []string{"api.anthropic.com"},
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/prompt"
+	"github.com/apithrottle/throttle/internal/streamrules"
 )
 
 var azureOpenAIPreset = Preset{
@@ -64,10 +65,9 @@ func AzureOpenAI(requests, tokens int64) Provider {
 				// Of API Management, as in https://github.com/18F/piipan/issues/2530, read on 2026-11-28.
 				{Path: "message", After: "ry again in ", Format: answers.Seconds},
 			},
-			Rules: append(openAIRules(),
+			Rules: append(append(openAIRules(), streamrules.AzureOpenAI()...),
 				answers.Rule{Status: http.StatusTooManyRequests, Header: "Policy-Id", Value: "*Call*", Kind: answers.Limited, Delay: reset("Requests")},
 				answers.Rule{Status: http.StatusTooManyRequests, Header: "Policy-Id", Value: "*Token*", Kind: answers.Limited, Delay: reset("Tokens")},
-				answers.Rule{Status: http.StatusOK, Header: "Retry-After", Kind: answers.Limited, Reason: "in the stream"},
 			),
 		},
 		Hosts: []string{"*.openai.azure.com", "*.services.ai.azure.com", "*.cognitiveservices.azure.com"},

@@ -119,7 +119,7 @@ func TestAzureOpenAIRefusals(t *testing.T) {
 		{"requests", 429, map[string]string{"policy-id": "DeploymentRatelimit-Call", "x-ratelimit-reset-requests": "4", "x-ratelimit-reset-tokens": "50"}, "", 4 * time.Second},
 		{"tokens, in the other spelling", 429, map[string]string{"policy-id": "DeploymentRatelimit-Token", "x-rate-limit-reset-tokens": "55"}, "", 55 * time.Second},
 		{"limits of -1", 429, map[string]string{"x-ratelimit-limit-tokens": "-1", "x-ratelimit-remaining-tokens": "-1", "x-ratelimit-reset-tokens": "0"}, "", backoff},
-		{"inside a stream", 200, map[string]string{"Content-Type": "text/event-stream", "retry-after": "4"}, "event: error\n\n", 4 * time.Second},
+		{"inside a stream", 200, map[string]string{"Content-Type": "text/event-stream", "retry-after": "4"}, "event: error\ndata: {}\n\n", 4 * time.Second},
 		{"a day", 429, nil, fmt.Sprintf(classic, 86_400), closed},
 		{"spent tokens that report no wait", 429, map[string]string{"Retry-After": "1", "x-ratelimit-limit-tokens": "5000", "x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "0", "x-ratelimit-renewalperiod-tokens": "60"}, "", time.Minute},
 		{"less than nothing left", 200, map[string]string{"Content-Type": "text/event-stream", "x-ratelimit-remaining-tokens": "-27978"}, "event: response.completed\n\n", time.Minute},

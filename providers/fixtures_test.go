@@ -142,13 +142,9 @@ func TestPresetsReadFixtures(t *testing.T) {
 			"WebSocket too frequent": answers.Passed, // not HTTP
 		}},
 		{page: "openai", preset: providers.OpenAI(500, 30_000), except: map[string]answers.Kind{
-			// A stream has begun, and its end pauses nothing; nor does a full queue of batches.
-			"refusal inside a stream": answers.Passed, "batch queue full": answers.Passed,
+			"batch queue full": answers.Passed, // it pauses nothing
 		}},
-		{page: "openrouter", preset: providers.OpenAICompatible("openrouter.ai", 0, 0), except: map[string]answers.Kind{
-			// A stream has begun, and its end pauses nothing.
-			"refusal inside a stream": answers.Passed,
-		}},
+		{page: "openrouter", preset: providers.OpenAICompatible("openrouter.ai", 0, 0)},
 		{page: "reddit", preset: providers.Reddit()},
 		{page: "salesforce", preset: providers.Salesforce(15_000), except: map[string]answers.Kind{
 			"Chatter limit":           answers.Passed,  // it looks like an outage
@@ -181,7 +177,7 @@ func TestPresetsReadFixtures(t *testing.T) {
 			if kind, ok := test.except[f.Name]; ok {
 				want = []answers.Kind{kind}
 			}
-			if got := test.preset.Profile.Read(f.Answer(time.Now())).Refusal; !slices.Contains(want, got.Kind) {
+			if got := fixtures.ReadAll(test.preset.Profile, f.Answer(time.Now())).Refusal; !slices.Contains(want, got.Kind) {
 				t.Errorf("%s: %q, status %d, refused %v of %s (%s): read as %+v, want %v", test.page, f.Name, f.Status, f.Means.Refused, f.Means.Of, f.Means.Kind, got, want)
 			}
 		}

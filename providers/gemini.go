@@ -9,6 +9,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/prompt"
+	"github.com/apithrottle/throttle/internal/streamrules"
 )
 
 var geminiPreset = Preset{
@@ -78,6 +79,7 @@ func Gemini(requests, inputTokens, requestsPerDay int64) Provider {
 	for _, in := range []string{"error.", "*.error."} { // a stream that is no event stream has its error in an array
 		p.Profile.Rules = append(p.Profile.Rules, geminiRules(in)...)
 	}
+	p.Profile.Rules = streamrules.Gemini(p.Profile.Rules)
 	return p
 }
 

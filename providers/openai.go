@@ -10,6 +10,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/prompt"
+	"github.com/apithrottle/throttle/internal/streamrules"
 )
 
 var openAIPreset = Preset{
@@ -72,7 +73,7 @@ func OpenAI(requests, tokens int64) Provider {
 		Profile: answers.Profile{
 			Quotas:     []answers.Quota{openAIQuota("Requests", ""), openAIQuota("Tokens", "tokens"), openAIQuota("Project-Tokens", "tokens")},
 			RetryAfter: openAIWaits(),
-			Rules: append(openAIRules(),
+			Rules: append(append(openAIRules(), streamrules.OpenAI()...),
 				answers.Rule{Status: http.StatusServiceUnavailable, Path: "error.code", Text: "slow_down", Kind: answers.Limited}),
 		},
 		Hosts: []string{"api.openai.com"},

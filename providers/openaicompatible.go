@@ -11,6 +11,7 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/prompt"
+	"github.com/apithrottle/throttle/internal/streamrules"
 )
 
 var openAICompatiblePreset = Preset{
@@ -100,7 +101,7 @@ func OpenAICompatible(host string, requests, tokens int64) Provider {
 		Profile: answers.Profile{
 			Quotas:     []answers.Quota{openAIQuota("Requests", ""), openAIQuota("Tokens", "tokens")},
 			RetryAfter: openAIWaits(),
-			Rules:      openAIRules(),
+			Rules:      append(openAIRules(), streamrules.OpenAI()...),
 		},
 		Hosts: []string{host},
 	}
@@ -179,6 +180,7 @@ func (c *compatible) openRouter() {
 		{Status: status, Kind: answers.Limited, Delay: reset},
 		{Status: http.StatusPaymentRequired, Header: "Retry-After", Kind: answers.Limited, Reason: "in-flight budget"},
 		{Status: http.StatusOK, Path: "error.code", Text: "429", Kind: answers.Limited},
+		{Method: http.MethodPost, Event: "message", Path: "error.code", Text: "429", Kind: answers.Limited},
 	}
 }
 

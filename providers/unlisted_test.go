@@ -160,6 +160,21 @@ func TestLinear(t *testing.T) {
 	})
 }
 
+// An API that refuses inside a stream.
+func streaming() answers.Profile {
+	return answers.Profile{Rules: []answers.Rule{{
+		Method: "POST", Event: "error", Path: "error.type", Text: "rate_limit_error", Kind: answers.Limited,
+		Delay: []answers.Field{{Path: "error.message", After: "try again in ", Format: answers.Duration}},
+	}}}
+}
+
+func TestUnlistedStream(t *testing.T) {
+	const body = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"rate_limit_error\",\"message\":\"Please try again in 2.512s.\"}}\n\n"
+	if got := readStream(providers.Provider{Profile: streaming()}, body); got.Kind != answers.Limited || got.Delay != 2512*time.Millisecond {
+		t.Errorf("read as %+v", got)
+	}
+}
+
 // TestUnlisted checks that each Go block of docs/unlisted.md is in this file.
 func TestUnlisted(t *testing.T) {
 	page, err := os.ReadFile("../docs/unlisted.md")
@@ -171,8 +186,8 @@ func TestUnlisted(t *testing.T) {
 		t.Fatal(err)
 	}
 	blocks := strings.Split(string(page), "```go\n")[1:]
-	if len(blocks) != 4 {
-		t.Errorf("the page has %d Go blocks, want 4", len(blocks))
+	if len(blocks) != 5 {
+		t.Errorf("the page has %d Go blocks, want 5", len(blocks))
 	}
 	for _, block := range blocks {
 		code, _, _ := strings.Cut(block, "```")

@@ -13,6 +13,7 @@ import (
 
 	. "github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/answers/ietf"
+	"github.com/apithrottle/throttle/internal/fixtures"
 )
 
 // response returns a response with headers from "Name: value" lines. Its Date is Monday noon,
@@ -60,7 +61,7 @@ func run(t *testing.T, tests []readTest) {
 
 // read returns the content of a response, including the costs that a Meter reads from its body.
 func read(p Profile, r Response) Answer {
-	a := p.Read(r)
+	a := fixtures.ReadAll(p, r)
 	if m := p.Meter(r); m != nil {
 		m.Write(r.Body)
 		a.Charged = append(a.Charged, m.Charged()...)
@@ -185,10 +186,10 @@ func TestRefusals(t *testing.T) {
 		{name: "the wait in the body of a success", profile: Profile{RetryAfter: []Field{in("retry_after", Seconds)}}, status: 200, body: `{"retry_after":1336.57}`, want: "nothing"},
 		{name: "two texts at one path", profile: Profile{Rules: []Rule{{Path: "e.*", Text: "a", Kind: Banned}, {Path: "e.*", Text: "b*", Kind: Limited}}}, status: 200, body: `{"e":["c","bb","b"]}`, want: `limited "b"`},
 		{name: "the first value, the second's text", profile: Profile{Rules: []Rule{{Path: "e.*", Text: "b", Kind: Limited, Delay: []Field{in("e.*", Seconds)}}}}, status: 200, body: `{"e":[5,"b"]}`, want: `limited for 5s "b"`},
-		{name: "Azure: 200", profile: of("Azure OpenAI"), status: 200, lines: []string{"retry-after: 4"}, body: "event: error", want: `limited for 4s "in the stream"`},
-		{name: "Shopify GraphQL: throttled", profile: of("Shopify GraphQL Admin"), status: 200, body: shopify, want: `[points limit 1000 left 66 window 20s] limited for 80ms "THROTTLED"`},
-		{name: "Shopify GraphQL: never", profile: of("Shopify GraphQL Admin"), status: 200, body: strings.Replace(shopify, "70", "1001", 1), want: `[points limit 1000 left 66 window 20s] limited "THROTTLED"`},
-		{name: "Shopify GraphQL: served", profile: of("Shopify GraphQL Admin"), status: 200, body: strings.NewReplacer("null", "10", "THROTTLED", "X").Replace(shopify), want: "[points limit 1000 left 66 window 20s] charged 10 points"},
+		{name: "Azure: 200", profile: of("Azure OpenAI"), status: 200, lines: []string{"retry-after: 4", "Content-Type: text/event-stream"}, body: "event: error\ndata: {}\n\n", want: `limited for 4s "in the stream"`},
+		{name: "Shopify GraphQL: throttled", profile: of("Shopify GraphQL Admin"), status: 200, body: shopify, want: `[points limit 1000 left 66 window 20s] charged 70 requested limited for 80ms "THROTTLED"`},
+		{name: "Shopify GraphQL: never", profile: of("Shopify GraphQL Admin"), status: 200, body: strings.Replace(shopify, "70", "1001", 1), want: `[points limit 1000 left 66 window 20s] charged 1001 requested limited "THROTTLED"`},
+		{name: "Shopify GraphQL: served", profile: of("Shopify GraphQL Admin"), status: 200, body: strings.NewReplacer("null", "10", "THROTTLED", "X").Replace(shopify), want: "[points limit 1000 left 66 window 20s] charged 10 points charged 70 requested"},
 		{name: "Salesforce", profile: of("Salesforce"), status: 403, body: `[{"errorCode":"REQUEST_LIMIT_EXCEEDED","message":"TotalRequests Limit exceeded."}]`, want: `limited "REQUEST_LIMIT_EXCEEDED"`},
 		{name: "Salesforce: forbidden", profile: of("Salesforce"), status: 403, body: `[{"errorCode":"INSUFFICIENT_ACCESS"}]`, want: "nothing"},
 		{name: "Jira: 503 with minutes", profile: of("Jira Cloud"), status: 503, lines: []string{"Retry-After: 1847"}, want: "limited for 30m47s"},
@@ -202,10 +203,10 @@ func TestRefusals(t *testing.T) {
 		{name: "Alpha Vantage", profile: of("Alpha Vantage"), status: 200, body: `{"Note":"Thank you for using Alpha Vantage! Our standard API call frequency is 5 calls per minute"}`, want: `limited "call frequency"`},
 		{name: "Etherscan", profile: of("Etherscan"), status: 200, body: `{"status":"0","message":"NOTOK","result":"Max rate limit reached, please use API Key for higher rate limit"}`, want: `limited for 5s "Max rate limit reached, please use API Key"`},
 		{name: "Infura: 402", profile: of("Infura"), status: 402, want: `limited for 12h0m0s "the day's credit is spent"`},
-		{name: "Alchemy", profile: of("Alchemy"), status: 200, body: `{"jsonrpc":"2.0","error":{"code":429}}`, want: `limited "429"`},
+		{name: "Alchemy", profile: of("Alchemy"), status: 200, body: `{"jsonrpc":"2.0","error":{"code":429}}`, want: `limited for 1s "429"`},
 		{name: "CoinGecko: CDN", profile: of("CoinGecko"), status: 403, lines: []string{"Content-Type: text/plain"}, body: "error code: 1020", want: `banned "1020"`},
 		{name: "CoinGecko: an id", profile: of("CoinGecko"), status: 403, body: `{"error":"no access to coin-1020"}`, want: "nothing"},
-		{name: "Discord: a page of Cloudflare", profile: of("Discord"), status: 429, lines: []string{"Content-Type: text/html"}, body: "<html>error 1015</html>", want: `banned wide "blocked"`},
+		{name: "Discord: a page of Cloudflare", profile: of("Discord"), status: 429, lines: []string{"Content-Type: text/html"}, body: "<html>error 1015</html>", want: `banned wide for 1h0m0s "blocked"`},
 		{name: "Discord: an id", profile: of("Discord"), status: 429, body: `{"code":31015}`, want: "limited"},
 		{name: "AWS", profile: of("AWS"), status: 400, body: `{"__type":"com.amazon#ThrottlingException","message":"Rate exceeded"}`, want: `limited "Throttl"`},
 		{name: "Airtable: 30 s", profile: of("Airtable"), status: 429, want: "limited for 30s"},

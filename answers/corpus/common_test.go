@@ -1,8 +1,10 @@
 package corpus_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -249,7 +251,14 @@ func TestCommon(t *testing.T) {
 		{name: "OpenAI", status: 429, body: `{"error":{"message":"Rate limit reached. Please try again in 1.2s. Visit","code":"rate_limit_exceeded"}}`, want: "limited for 1.2s"},
 		{name: "OpenAI: long", status: 429, body: `{"error":{"message":"Please try again in 1h2m3s."}}`, want: "limited for 1h2m3s"},
 		{name: "try again in words", status: 429, body: `{"error":{"message":"Please try again in a minute"}}`, want: "limited"},
-		{name: "try again in seconds without a unit", status: 429, body: `{"error":{"message":"Please try again in 20 minutes"}}`, want: "limited"},
+		{name: "try again in minutes", status: 429, body: `{"error":{"message":"Please try again in 20 minutes"}}`, want: "limited for 20m0s"},
+		{name: "try again in a number without a unit", status: 429, body: `{"error":{"message":"Please try again in 20"}}`, want: "limited"},
+		{name: "try again in fortnights", status: 429, body: `{"error":{"message":"Please try again in 3 fortnights"}}`, want: "limited"},
+		{name: "retry in a second", status: 429, body: `{"message":"Slow down and retry in 1 second, please"}`, want: "limited for 1s"},
+		{name: "retry after an hour", status: 429, body: `{"error":"Quota spent: Retry after 1.5 hours."}`, want: "limited for 1h30m0s"},
+		{name: "a wait that is no message", status: 429, body: `{"text":"try again in 40 seconds","errors":[{"input":"retry after 40 seconds"}]}`, want: "limited"},
+		{name: "Retry-After in quotes", status: 429, lines: []string{`Retry-After: "30"`}, want: "limited for 30s"},
+		{name: "a header before a text", status: 429, lines: []string{"Retry-After: 5"}, body: `{"message":"Try again in 40 seconds."}`, want: "limited for 5s"},
 		{name: "OpenAI: unpaid", status: 429, lines: []string{"Retry-After: 5"}, body: `{"error":{"type":"insufficient_quota"}}`, want: `other for 5s "insufficient_quota"`},
 		{name: "OpenAI: too large", status: 429, body: `{"error":{"message":"Request too large for gpt-4o: Limit 30000, Requested 39143. try again in 5s"}}`, want: `other "Request too large"`},
 		{name: "OpenAI: a message that names another", status: 429, body: `{"error":{"message":"not Request too large"}}`, want: "limited"},
@@ -263,13 +272,54 @@ func TestCommon(t *testing.T) {
 		{name: "a page of errors", status: 404, body: `{"error":{"errors":[{"reason":"rateLimitExceeded"}]}}`, want: "nothing"},
 		{name: "402", status: 402, body: `{"error":{"type":"insufficient_quota"}}`, want: "nothing"},
 		{name: "418", status: 418, lines: []string{"Retry-After: 120"}, want: "nothing"},
+		{name: "418 with another code", status: 418, body: `{"code":-1121,"msg":"banned until 1777896041000"}`, want: "nothing"},
+		{name: "418 with a wait in a header", status: 418, lines: []string{"Retry-After: 120"}, body: `{"code":-1003,"msg":"banned"}`, want: `banned for 2m0s "banned"`},
+		{name: "the code of a ban with status 400", status: 400, body: `{"code":-1003,"msg":"IP banned until 1777896041000"}`, want: "nothing"},
+		{name: "Telegram: another 400", status: 400, body: `{"ok":false,"error_code":400,"description":"Bad Request: chat not found"}`, want: "nothing"},
+		{name: "WhatsApp: another code", status: 400, body: `{"error":{"message":"(#131030) x 130429","code":131030}}`, want: "nothing"},
+		{name: "xAI: a rate", status: 429, body: `{"error":"Too many requests for team x. Your team's rate limit is reached"}`, want: "limited"},
+		{name: "Gemini: a limit that begins with 0", status: 429, body: `{"error":{"message":"Quota exceeded for metric: a, limit: 0.5, model: b"}}`, want: "limited"},
+		{name: "Kraken: another error", status: 200, body: `{"error":["EAPI:Invalid nonce"]}`, want: "nothing"},
+		{name: "Kraken: the text in a result", status: 200, body: `{"error":[],"result":["EAPI:Rate limit exceeded"]}`, want: "nothing"},
 	})
+}
+
+// TestCommonCaptures reads responses that were captured, or that a client or a page shows. See their sources,
+// read on 2026-11-28. None is read in a GET that has status 200.
+func TestCommonCaptures(t *testing.T) {
+	b, err := os.ReadFile("testdata/common.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []struct {
+		Source, Note, Method, Body, Want string
+		Status                           int
+		Headers                          map[string]string
+	}
+	if err := json.Unmarshal(b, &all); err != nil || len(all) < 10 {
+		t.Fatal(len(all), err)
+	}
+	for _, c := range all {
+		r := Response{Method: c.Method, Status: c.Status, Header: http.Header{}, Body: []byte(c.Body), Got: monday}
+		for name, v := range c.Headers {
+			r.Header.Set(name, v)
+		}
+		if got := format(read(Common(), r)); got != c.Want {
+			t.Errorf("%s: %s: read %s, want %s", c.Source, c.Note, got, c.Want)
+		}
+		if r.Method = http.MethodGet; r.Status == http.StatusOK && format(read(Common(), r)) != "nothing" {
+			t.Errorf("%s: read in a GET", c.Source)
+		}
+		if r.Status == http.StatusOK && Common().Peeks(r.Status, r.Header) {
+			t.Errorf("%s: a success is read before it is returned", c.Source)
+		}
+	}
 }
 
 // FuzzCommon puts hostile values in every place that Common reads.
 func FuzzCommon(f *testing.F) {
 	for _, v := range []string{"0", "1777896041", "1777896041000", "2026-05-04T12:00:41Z", "6m0s", "1d2h", "99999999999999999999", `{"1":[{"estimated_time_to_regain_access":7}]}`} {
-		for _, status := range []int{200, 400, 403, 429, 503} {
+		for _, status := range []int{200, 400, 403, 418, 429, 503} {
 			f.Add(status, "0", v, shopify)
 		}
 	}
@@ -299,7 +349,7 @@ func FuzzCommon(f *testing.F) {
 		}
 		a := p.Read(r)
 		checkAnswer(t, "Common", a)
-		if len(a.Readings)+len(a.Charged) > 0 || a.Delay > 31*24*time.Hour || a.Kind == Banned || status < 400 && a.Kind != Passed {
+		if len(a.Readings)+len(a.Charged) > 0 || a.Delay > 31*24*time.Hour || a.Kind == Banned && status != 418 || status < 400 && a.Kind != Passed {
 			t.Fatalf("%d, %q, %q, %q: %+v", status, left, v, body, a)
 		}
 	})

@@ -1,10 +1,8 @@
 package corpus_test
 
 import (
-	"bytes"
 	"encoding/base64"
 	"encoding/binary"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -63,9 +61,9 @@ func TestMeterStreams(t *testing.T) {
 		want    string
 	}{
 		{"the last event", openai, openaiStream, "charged 12 tokens"},
-		{"running totals", anthropic, anthropicStream, "charged 125 input tokens charged 15 output tokens"},
-		{"both totals in the last event", anthropic, strings.Replace(anthropicStream, `"usage":{"output_tokens":15}`, `"usage":{"input_tokens":30,"output_tokens":15}`, 1), "charged 130 input tokens charged 15 output tokens"},
-		{"cut off", anthropic, anthropicStream[:strings.Index(anthropicStream, ": a comment")], "charged 125 input tokens charged 1 output tokens"},
+		{"running totals", anthropic, anthropicStream, "charged 125 input tokens charged 15 output tokens charged 100 cache creation tokens charged 7 cache read tokens"},
+		{"both totals in the last event", anthropic, strings.Replace(anthropicStream, `"usage":{"output_tokens":15}`, `"usage":{"input_tokens":30,"output_tokens":15}`, 1), "charged 130 input tokens charged 15 output tokens charged 100 cache creation tokens charged 7 cache read tokens"},
+		{"cut off", anthropic, anthropicStream[:strings.Index(anthropicStream, ": a comment")], "charged 125 input tokens charged 1 output tokens charged 100 cache creation tokens charged 7 cache read tokens"},
 		{"no empty line at the end", openai, strings.TrimRight(openaiStream[:strings.Index(openaiStream, "data: [")], "\n"), "charged 12 tokens"},
 		{"no space", openai, "data:{\"usage\":{\"total_tokens\":3}}\n\n", "charged 3 tokens"},
 		{"data on several lines", openai, "data: {\"usage\":\ndata: {\"total_tokens\":\nid: 7\n: so\ndata: 3\ndata: }}\n\n", "charged 3 tokens"},
@@ -260,17 +258,41 @@ func TestChargesByStatus(t *testing.T) {
 	})
 }
 
+// BenchmarkMeter/<stream>/<what> reads a stream of 1 MB in portions of 32 KB. What is the cost alone, or also
+// refusals.
 func BenchmarkMeter(b *testing.B) {
-	event := `data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"content":" fox"}}],"usage":null}` + "\n\n"
-	body := []byte(strings.Repeat(event, 700) + openaiStream)
-	r, p := Response{Header: stream}, profiles["OpenAI"]
-	b.SetBytes(int64(len(body)))
-	b.ReportAllocs()
-	for b.Loop() {
-		m := p.Meter(r)
-		io.Copy(m, bytes.NewReader(body))
-		if m.Charged()[0].N != 12 {
-			b.Fatal(m.Charged())
+	for _, c := range []struct{ name, kind, api, event, end, body string }{
+		{"OpenAI", "text/event-stream", "OpenAI", `data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"content":" fox"}}],"usage":null}` + "\n\n", "", openaiStream},
+		{"Anthropic", "text/event-stream", "Anthropic", "event: content_block_delta\n" + `data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Hello"}}` + "\n\n", "", anthropicStream},
+		{"Gemini", "text/event-stream", "Google Gemini API", `data: {"candidates":[{"content":{"parts":[{"text":"Hello, and then some more text"}],"role":"model"},"index":0}],"usageMetadata":{"promptTokenCount":8},"modelVersion":"gemini-2.5-flash"}` + "\r\n\r\n", "", ""},
+		{"array", "application/json", "Google Gemini API", `{"candidates":[{"content":{"parts":[{"text":"Hello, and then some more text"}],"role":"model"},"index":0}],"usageMetadata":{"promptTokenCount":8},"modelVersion":"gemini-2.5-flash"},` + "\r\n", "{}]", ""},
+	} {
+		body := []byte(strings.Repeat(c.event, 1<<20/len(c.event)) + c.body + c.end)
+		if c.end != "" {
+			body = append([]byte{'['}, body...)
+		}
+		r := Response{Method: "POST", Status: 200, Header: http.Header{"Content-Type": {c.kind}}}
+		for _, what := range []string{"cost", "refusals"} {
+			p := profiles[c.api]
+			if len(p.Charges) == 0 {
+				p.Charges = []Charge{{Unit: "tokens", Field: in("usageMetadata.promptTokenCount", Number), Or: in("*.usageMetadata.promptTokenCount", Number)}}
+			}
+			if what == "cost" {
+				p.Rules = nil
+			}
+			b.Run(c.name+"/"+what, func(b *testing.B) {
+				b.SetBytes(int64(len(body)))
+				b.ReportAllocs()
+				for b.Loop() {
+					m := p.Meter(r)
+					for part := range slices.Chunk(body, 32<<10) {
+						m.Write(part)
+					}
+					if _, refused := m.Refused(); refused || len(m.Charged()) == 0 {
+						b.Fatal(m.Charged())
+					}
+				}
+			})
 		}
 	}
 }

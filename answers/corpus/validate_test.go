@@ -59,6 +59,11 @@ func TestValidate(t *testing.T) {
 		{Profile{Charges: []Charge{{ByStatus: map[int]int64{304: 0}, Field: num("C")}}}, "Charges[0].ByStatus is set together with Fields, which are then ignored: use one Charge for each"},
 		{Profile{Charges: []Charge{{ByStatus: map[int]int64{42: 0, 200: -1}}}}, "Charges[0].ByStatus has the status 42: it must be from 100 to 999, or 0 for every other\n" +
 			"Charges[0].ByStatus charges -1 for status 200: it must be from 0 to 999999999999999"},
+		{rules(Rule{Event: "error", Kind: Limited}, Rule{Event: "message", Path: "error", Text: "*"}, Rule{Kind: Limited}), ""},
+		{rules(Rule{Event: "message", Text: "*limit*"}), `Rules[0].Event is "message", the type of all events of many streams: set the Path of a value that only errors have`},
+		{rules(Rule{Event: "*", Header: "Retry-After"}), `Rules[0].Event is "*", the type of all events of many streams: set the Path of a value that only errors have`},
+		{rules(Rule{Event: "a*b", Path: "a", Text: "b"}), `Rules[0].Event is "a*b": a * may only begin or end it`},
+		{rules(Rule{Event: "error"}, Rule{Event: "error", Path: "a", Text: "b"}), "Rules[1] can't match: Rules[0] matches the same responses first; move this rule before it"},
 		{Profile{RetryAfter: []Field{num("R"), in(".a", Seconds)}}, "RetryAfter[0] has the Format Number: set a format of times, such as Seconds or EpochSeconds\n" +
 			`RetryAfter[1].Path is ".a": it must be keys with points between them, and * for the elements of an array or the values of an object, as in "errors.*.code"`},
 		{Profile{Reasons: []Field{num("R"), in("a.*", Number)}}, ""},
@@ -114,6 +119,7 @@ func TestPeeks(t *testing.T) {
 		{"an earlier rule that needs no body", "Stripe", 429, []string{json, "Stripe-Rate-Limited-Reason: global-rate"}, false},
 		{"an earlier rule for another header", "Stripe", 429, []string{json}, true},
 		{"a rule for text anywhere", "CoinGecko", 403, []string{"Content-Type: text/html"}, true},
+		{"a rule for events", "Google Gemini API", 200, []string{json}, false},
 		{"a charge", "OpenAI", 200, []string{json}, false},
 		{"headers only", "SendGrid", 429, []string{json}, false},
 		{"a wait in the body", "Mailgun", 429, []string{json}, true},

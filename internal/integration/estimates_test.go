@@ -144,3 +144,55 @@ func TestEstimatesOfAFleet(t *testing.T) {
 		}
 	})
 }
+
+// TestStreamRefusedInAFleet checks that a refusal in a stream pauses the other processes, and that what the
+// stream has used is charged once, as it reports.
+func TestStreamRefusedInAFleet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := redismem.New()
+		t.Cleanup(server.Close)
+		var processes []*throttle.Limiter
+		for range 2 {
+			policy := throttle.Policy{Name: "model", Tiers: []throttle.Tier{
+				{Limit: 1000, Window: time.Hour, Algorithm: throttle.FixedWindow, Unit: "tokens", Estimated: true},
+			}}
+			processes = append(processes, mustNew(t, policy, distributed.New(nearClient(t, server), distributed.Options{})))
+		}
+		body := "data: {\"usage\":{\"total_tokens\":120}}\n\nevent: error\ndata: {\"code\":\"limited\"}\n\n"
+		tr := &throttle.Transport{
+			Limiter: processes[0], Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"tokens": 500} },
+			Profile: &answers.Profile{Charges: totalTokens.Charges, Rules: []answers.Rule{
+				{Event: "error", Path: "code", Text: "limited", Kind: answers.Limited, Wait: time.Minute},
+			}},
+			Base: roundTripper(func(*http.Request) (*http.Response, error) {
+				resp := answer(200, "Content-Type", "text/event-stream")
+				resp.Body = io.NopCloser(strings.NewReader(body))
+				return resp, nil
+			}),
+		}
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://model.example", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := tr.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(resp.Body); string(got) != body || err != nil {
+			t.Errorf("read %q, %v", got, err)
+		}
+		resp.Body.Close()
+		start := time.Now()
+		p, err := processes[1].Acquire(t.Context(), throttle.Cost{"tokens": 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if waited := time.Since(start); waited < 59*time.Second {
+			t.Errorf("the other process was admitted after %v", waited)
+		}
+		p.Release()
+		if s, err := processes[1].Status(t.Context()); err != nil || s.Tiers[0].Used > 130 || s.Tiers[0].Used < 120 {
+			t.Errorf("%+v, %v, want 121 tokens used", s.Tiers, err)
+		}
+	})
+}

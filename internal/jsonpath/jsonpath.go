@@ -51,6 +51,11 @@ type Scanner struct {
 	// If nil, it is not called.
 	Each func(value []byte)
 
+	// Element is called with the text of each array and object in an outermost array, or with that of an
+	// outermost object, in portions, and with nil at its end. It must not keep a portion. If nil, it is not
+	// called.
+	Element func(portion []byte)
+
 	found   int // values found, over all queries
 	pending int // queries that are not settled
 
@@ -91,11 +96,15 @@ func (s *Scanner) Reset() {
 			pending++
 		}
 	}
-	*s = Scanner{Queries: s.Queries, Each: s.Each, found: s.found, pending: pending, token: s.token, deeper: true}
-	if pending == 0 {
+	s.pending, s.state, s.depth, s.arrays, s.skipped, s.here, s.deeper = pending, atValue, 0, 0, 0, false, true
+	s.token, s.keep, s.key, s.escaped = s.token[:0], false, false, false
+	if s.settled() {
 		s.state = done
 	}
 }
+
+// settled reports whether nothing that s may read can be of use.
+func (s *Scanner) settled() bool { return s.pending == 0 && s.Element == nil }
 
 // Scan resets s and reads a whole text, or the beginning of one.
 func (s *Scanner) Scan(p []byte) {
@@ -105,6 +114,7 @@ func (s *Scanner) Scan(p []byte) {
 
 // Write reads the next portion of the text.
 func (s *Scanner) Write(p []byte) {
+	element := p // from the beginning of p or of the element
 	for len(p) > 0 && s.state != done {
 		switch s.state {
 		case inString:
@@ -115,11 +125,33 @@ func (s *Scanner) Write(p []byte) {
 			p = s.skip(p)
 		default:
 			if c := p[0]; c != ' ' && c != '\n' && c != '\r' && c != '\t' {
-				s.step(c)
+				depth := s.depth
+				if s.step(c); s.Element != nil && s.depth != depth {
+					element = s.border(depth, element, p)
+				}
 			}
 			p = p[1:]
 		}
 	}
+	if s.Element != nil && s.depth > s.around() && s.state != done {
+		s.Element(element)
+	}
+}
+
+// around returns the depth around the elements.
+func (s *Scanner) around() int { return int(s.arrays >> 1 & 1) }
+
+// border begins or ends an element with the first byte of p, before which the depth was another. It
+// returns the text from the beginning of the element on.
+func (s *Scanner) border(depth int, element, p []byte) []byte {
+	switch around := s.around(); {
+	case s.depth == around+1 && depth == around:
+		return p
+	case s.depth == around && depth == around+1:
+		s.Element(element[:len(element)-len(p)+1])
+		s.Element(nil)
+	}
+	return element
 }
 
 // Find returns the value of the query with this path and pattern. The value was the nth that s
@@ -205,7 +237,7 @@ func (s *Scanner) beginValue(c byte) {
 
 // open enters an object or array, or skips it if no path leads into it.
 func (s *Scanner) open(array bool) {
-	if !s.deeper || s.depth == MaxSteps {
+	if !s.deeper && (s.Element == nil || s.depth != 1 || !s.inArray()) || s.depth == MaxSteps {
 		s.state, s.skipped = inSkipped, 1
 		return
 	}
@@ -226,7 +258,10 @@ func (s *Scanner) enter(step []byte) {
 		if q.live != s.depth-1 || q.rest > len(q.Path) || q.settled() {
 			continue
 		}
-		next, _, _ := strings.Cut(q.Path[q.rest:], ".")
+		next := q.Path[q.rest:]
+		if dot := strings.IndexByte(next, '.'); dot >= 0 {
+			next = next[:dot]
+		}
 		if next != string(step) && next != "*" {
 			continue
 		}
@@ -240,7 +275,7 @@ func (s *Scanner) enter(step []byte) {
 // endValue ends a value. It takes the queries back to where they were before the value.
 func (s *Scanner) endValue() {
 	s.state = valued
-	if s.whole = s.depth == 0; s.whole || s.pending == 0 {
+	if s.whole = s.depth == 0; s.whole || s.settled() {
 		s.state = done
 		return
 	}
@@ -304,8 +339,11 @@ func (s *Scanner) endText() {
 
 // unescaped returns the string in token. Most strings have no escapes and no bytes to check.
 func (s *Scanner) unescaped() (v []byte, ok bool) {
-	special := func(r rune) bool { return r < ' ' || r == '\\' || r > '~' }
-	if !s.keep || bytes.IndexFunc(s.token, special) < 0 {
+	plain := true
+	for _, c := range s.token {
+		plain = plain && ' ' <= c && c <= '~' && c != '\\'
+	}
+	if !s.keep || plain {
 		return s.token, true
 	}
 	var text string

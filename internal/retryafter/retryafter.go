@@ -55,9 +55,9 @@ func Read(resp *http.Response, now time.Time) (r Refusal, refused bool) {
 // Delay returns the delay of one Retry-After, from 0 to 31 days. It is 0 if the value is not
 // usable, or longer. RFC 9110 has seconds and HTTP-dates. Providers also send the seconds or
 // milliseconds since 1970 of a date, RFC 3339, dates with other spellings of UTC, durations such
-// as "60s", and lists, of which the longest delay of the first 32 items counts.
+// as "60s", values in quotes, and lists, of which the longest delay of the first 32 items counts.
 func Delay(v string, now time.Time) (delay time.Duration) {
-	v = strings.Trim(v, " \t")
+	v = strings.Trim(v, " \t\"")
 	if at, ok := Date(v, now); ok {
 		delay = at.Sub(now) // saturates and does not overflow
 	} else if d, ok := Seconds(v); ok {

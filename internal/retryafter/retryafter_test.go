@@ -41,6 +41,8 @@ func TestRead(t *testing.T) {
 		{name: "rounded up over a second", status: 429, retryAfter: []string{"0.99999900001"}, want: known(time.Second), refused: true},
 		{name: "trailing zeros", status: 429, retryAfter: []string{"0.50000000000"}, want: known(500 * time.Millisecond), refused: true},
 		{name: "space", status: 429, retryAfter: []string{" \t3 "}, want: known(3 * time.Second), refused: true},
+		{name: "quotes", status: 429, retryAfter: []string{`"30"`}, want: known(30 * time.Second), refused: true},
+		{name: "a date in quotes", status: 429, date: "Mon, 04 May 2026 12:00:00 GMT", retryAfter: []string{`"Mon, 04 May 2026 12:00:41 GMT"`}, want: known(41 * time.Second), refused: true},
 		{name: "zero", status: 429, retryAfter: []string{"0"}, refused: true},
 		{name: "zero with a point", status: 429, retryAfter: []string{"0.000"}, refused: true},
 		{name: "empty", status: 429, retryAfter: []string{""}, refused: true},
