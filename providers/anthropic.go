@@ -74,7 +74,7 @@ func Anthropic(requests, input, output int64) Provider {
 	charge := func(unit, name string) answers.Charge {
 		return answers.Charge{Unit: unit, Field: answers.Field{Path: "usage." + name}, Or: answers.Field{Path: "message.usage." + name}}
 	}
-	api := &anthropic{bodies: prompt.Reader{Image: anthropicImage, Blocks: true}, output: prompt.Learner{First: 4_000}}
+	api := &anthropic{bodies: prompt.Reader{Image: anthropicImage, Blocks: true, Unknown: prompt.Claude}, output: prompt.Learner{First: 4_000}}
 	return Provider{
 		Name: "anthropic",
 		Scopes: []Scope{

@@ -47,7 +47,7 @@ var bedrockPreset = Preset{
 // see [AWSSendBy].
 func Bedrock(requests, tokens int64) Provider {
 	const page = "https://docs.aws.amazon.com/bedrock/latest/userguide/quotas-token-burndown.html"
-	api := &bedrock{bodies: prompt.Reader{Image: anthropicImage}, tokens: tokens, output: prompt.Learner{First: 4_000}}
+	api := &bedrock{bodies: prompt.Reader{Image: anthropicImage, Unknown: prompt.Cl100k}, tokens: tokens, output: prompt.Learner{First: 4_000}}
 	bodies := &api.bodies
 	p := Provider{
 		Name:   "bedrock",

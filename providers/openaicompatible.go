@@ -82,7 +82,7 @@ func compatibleExamples() (all []map[string]string) {
 // are not refunded, unless the list says otherwise. A refusal for lack of credit, or of a request
 // above the limit, pauses nothing.
 func OpenAICompatible(host string, requests, tokens int64) Provider {
-	c := compatible{requests: requests, tokens: tokens, bodies: &prompt.Reader{Image: openAIImage}}
+	c := compatible{requests: requests, tokens: tokens, bodies: &prompt.Reader{Image: openAIImage, Unknown: prompt.Cl100k}}
 	c.Provider = Provider{
 		Name:   host,
 		Scopes: []Scope{some("model", "https://"+host, namedModel(c.bodies.Read), modelTiers(requests, tokens)...)},
