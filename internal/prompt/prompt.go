@@ -72,7 +72,7 @@ func (b *beginning) check(written, of int) error {
 // A counter counts the tokens of a request's text.
 type counter struct {
 	request *http.Request // as the caller of WithTokens has it
-	tokens  func(string) int64
+	tokens  func(string) int64 // nil: by the vocabulary of the model
 }
 
 type counterKey struct{} // of a counter in a request's context
