@@ -78,7 +78,7 @@ func Anthropic(requests, input, output int64) Provider {
 	charge := func(unit, name string) answers.Charge {
 		return answers.Charge{Unit: unit, Field: answers.Field{Path: "usage." + name}, Or: answers.Field{Path: "message.usage." + name}}
 	}
-	api := &anthropic{bodies: prompt.Reader{Image: anthropicImage, Blocks: true}, output: newOutputs()}
+	api := &anthropic{bodies: prompt.Reader{Image: anthropicImage, Blocks: true, Unknown: prompt.Claude}, output: newOutputs()}
 	family := some("family", page, api.family, paced(requests), tokens(input, inputTokens), tokens(output, outputTokens))
 	family.model = api.model
 	return Provider{

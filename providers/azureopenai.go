@@ -46,7 +46,7 @@ func AzureOpenAI(requests, tokens int64) Provider {
 	reset := func(of string) []answers.Field { // both spellings occur
 		return []answers.Field{{Header: "X-Ratelimit-Reset-" + of, Format: answers.Seconds}, {Header: "X-Rate-Limit-Reset-" + of, Format: answers.Seconds}}
 	}
-	bodies := &prompt.Reader{Image: openAIImage}
+	bodies := &prompt.Reader{Image: openAIImage, Unknown: prompt.Cl100k}
 	return Provider{
 		Name: "azureopenai",
 		Scopes: []Scope{some("deployment", page, func(req *http.Request) (string, bool) { return azureDeployment(req, bodies) },

@@ -59,7 +59,7 @@ var bedrockPreset = Preset{
 // signature has expired; see [AWSSendBy].
 func Bedrock(requests, tokens int64) Provider {
 	const page = "https://docs.aws.amazon.com/bedrock/latest/userguide/quotas-token-burndown.html"
-	api := &bedrock{bodies: prompt.Reader{Image: anthropicImage}, tokens: tokens, output: newOutputs()}
+	api := &bedrock{bodies: prompt.Reader{Image: anthropicImage, Unknown: prompt.Cl100k}, tokens: tokens, output: newOutputs()}
 	bodies := &api.bodies
 	p := Provider{
 		Name:    "bedrock",

@@ -140,31 +140,31 @@ func TestOpenAICost(t *testing.T) {
 		name, body, model string
 		tokens            int64
 	}{
-		{"a chat", `{"model":"m","messages":[{"role":"user","content":"four, four"}]}`, "m", 11},
+		{"a chat", `{"model":"m","messages":[{"role":"user","content":"four, four"}]}`, "m", 9},
 		{"a chat with a maximum", `{"model":"m","messages":[{"role":"user","content":"four, four"}],"max_completion_tokens":100}`, "m", 100},
-		{"a maximum below the prompt", `{"max_output_tokens":7,"input":"four four four four","model":"m"}`, "m", 11},
+		{"a maximum below the prompt", `{"max_output_tokens":7,"input":"four four four four","model":"m"}`, "m", 10},
 		{"choices", `{"model":"m","prompt":"","max_tokens":10,"n":3}`, "m", 30},
 		{"a model after a long prompt", `{"input":"` + long + `","model":"m"}`, "m", 80_003},
 		{"a model below the top level", `{"input":{"model":"x"}}`, "", 3},
-		{"a tool", `{"tools":[{"function":{"name":"f","strict":true,"parameters":{"max":1234}}}]}`, "", 11},
-		{"malformed, with invalid numbers", `{"model":5,"max_tokens":-7,"n":-1,"input":`, "5", 6},
+		{"a tool", `{"tools":[{"function":{"name":"f","strict":true,"parameters":{"max":1234}}}]}`, "", 10},
+		{"malformed, with invalid numbers", `{"model":5,"max_tokens":-7,"n":-1,"input":`, "5", 5},
 		{"cut off in a string", `{"model":"m","input":"four four`, "m", 5},
 		{"more than 16 MB", `{"input":"` + strings.Repeat("four ", 4<<20) + `","model":"m"}`, "", 3_355_443},
 		{"not JSON", "--boundary", "", 0},
-		{"escapes", `{"input":"\u56fe\u4E66\n\\\"\ud83d\ude00"}`, "", 7},
+		{"escapes", `{"input":"\u56fe\u4E66\n\\\"\ud83d\ude00"}`, "", 8},
 
-		{"Chinese without a space", `{"input":"` + strings.Repeat("图", 1_200) + `"}`, "", 1_121},
-		{"identifiers", `{"input":"` + strings.Repeat(`0a1b,`, 400) + `"}`, "", 2_001},
+		{"Chinese without a space", `{"input":"` + strings.Repeat("图", 1_200) + `"}`, "", 1_141},
+		{"identifiers", `{"input":"` + strings.Repeat(`0a1b,`, 400) + `"}`, "", 2_033},
 		{"token ids", `{"model":"m","input":[` + strings.Repeat("10234,", 999) + `7]}`, "m", 1_003},
 		{"lists of token ids", `{"input":[[12345,2],[3]],"dimensions":256}`, "", 6},
 
-		{"an image", `{"model":"m","input":[{"image_url":"data:image/png;base64,` + image + `"}]}`, "m", 6 + 1_100},
-		{"two images", `{"messages":[{"content":[{"image_url":{"url":"data:image/jpeg;base64,` + image + `"}},{"image_url":{"url":"https://example.com/a.png"}}]}]}`, "", 12 + 2*1_100},
-		{"a PDF", `{"input":[{"filename":"a","file_data":"data:application/pdf;base64,` + strings.Repeat("AbC4", 1_000) + `"}]}`, "", 7 + 61},
-		{"audio", `{"messages":[{"content":[{"input_audio":{"data":"` + strings.Repeat("AbC4", 4_000) + `","format":"wav"}}]}]}`, "", 10 + 13},
-		{"a text file", `{"input":[{"file_data":"data:text/plain;base64,` + strings.Repeat("AbC4", 1_000) + `"}]}`, "", 4 + 751},
+		{"an image", `{"model":"m","input":[{"image_url":"data:image/png;base64,` + image + `"}]}`, "m", 5 + 1_100},
+		{"two images", `{"messages":[{"content":[{"image_url":{"url":"data:image/jpeg;base64,` + image + `"}},{"image_url":{"url":"https://example.com/a.png"}}]}]}`, "", 8 + 2*1_100},
+		{"a PDF", `{"input":[{"filename":"a","file_data":"data:application/pdf;base64,` + strings.Repeat("AbC4", 1_000) + `"}]}`, "", 5 + 61},
+		{"audio", `{"messages":[{"content":[{"input_audio":{"data":"` + strings.Repeat("AbC4", 4_000) + `","format":"wav"}}]}]}`, "", 7 + 13},
+		{"a text file", `{"input":[{"file_data":"data:text/plain;base64,` + strings.Repeat("AbC4", 1_000) + `"}]}`, "", 3 + 751},
 		{"data in an unknown field", `{"input":[{"encrypted":"` + strings.Repeat("AbC4", 1_000) + `"}]}`, "", 3 + 61},
-		{"base64 as text", `{"input":"` + strings.Repeat("AbC4", 1_000) + `"}`, "", 4_201},
+		{"base64 as text", `{"input":"` + strings.Repeat("AbC4", 1_000) + `"}`, "", 4_831},
 	} {
 		req := postJSON(t, "https://api.openai.com/v1/responses", test.body)
 		model, counts := p.Scopes[0].Key(req)

@@ -92,7 +92,7 @@ func compatibleExamples() (all []map[string]string) {
 // are not refunded, unless the list says otherwise. A refusal for lack of credit, or of a request
 // above the limit, pauses nothing.
 func OpenAICompatible(host string, requests, tokens int64) Provider {
-	c := compatible{requests: requests, tokens: tokens, units: []string{"tokens"}, bodies: &prompt.Reader{Image: openAIImage}}
+	c := compatible{requests: requests, tokens: tokens, units: []string{"tokens"}, bodies: &prompt.Reader{Image: openAIImage, Unknown: prompt.Cl100k}}
 	c.prompt = c.bodies.Take
 	c.output = func(_ *http.Request, body prompt.Prompt) int64 { return maxOutput(body) }
 	c.Provider = Provider{

@@ -86,6 +86,6 @@ func ExampleTokens() {
 	fmt.Println(providers.Tokens("How many tokens has this question?"))
 	fmt.Println(providers.Tokens("550e8400-e29b-41d4-a716-446655440000"))
 	// Output:
-	// 8
-	// 20
+	// 7
+	// 21
 }

@@ -298,11 +298,11 @@ func messagesDialect() dialect {
 	}
 }
 
+// An overloaded_error is not among them: it concerns all users and names no wait, and a plain 529 without
+// Retry-After pauses nothing either.
 func messagesRefusals() []streamedRefusal {
-	const overloaded = `{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}`
 	const limited = `{"type":"error","error":{"type":"rate_limit_error","message":"Number of requests has exceeded your rate limit"}}`
 	return []streamedRefusal{
-		{"overloaded_error", sse("error", overloaded), time.Second, 529, overloaded},
 		{"rate_limit_error", sse("error", limited), time.Second, 429, limited},
 	}
 }

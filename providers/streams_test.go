@@ -12,8 +12,8 @@ import (
 	"github.com/apithrottle/throttle/providers"
 )
 
-// readStream returns what the preset reads in a stream of a POST.
-func readStream(p providers.Provider, body string) answers.Refusal {
+// streamRefusal returns what the preset reads in a stream of a POST.
+func streamRefusal(p providers.Provider, body string) answers.Refusal {
 	r := answers.Response{Method: http.MethodPost, Status: 200, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: []byte(body), Got: time.Now()}
 	if body[0] == '[' {
 		r.Header.Set("Content-Type", "application/json; charset=UTF-8")
@@ -58,7 +58,7 @@ func TestRefusalsInStreams(t *testing.T) {
 		{"Gemini, credits", gemini, "data: {" + credits + "}\n\n", answers.Other, 0},
 		{"Gemini, overloaded", gemini, "data: {\"error\":{\"code\":503,\"message\":\"Please retry in 5s\",\"status\":\"UNAVAILABLE\"}}\n\n", answers.Passed, 0},
 	} {
-		if got := readStream(c.preset, c.body); got.Kind != c.kind || got.Delay != c.wait {
+		if got := streamRefusal(c.preset, c.body); got.Kind != c.kind || got.Delay != c.wait {
 			t.Errorf("%s: %+v, want %v for %v", c.name, got, c.kind, c.wait)
 		}
 	}
@@ -101,7 +101,7 @@ func TestModelsPauseNobody(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if got := readStream(c.preset, fmt.Sprintf(body, quoted)); got.Kind != answers.Passed {
+				if got := streamRefusal(c.preset, fmt.Sprintf(body, quoted)); got.Kind != answers.Passed {
 					t.Errorf("%s: %s read as %+v", name, fmt.Sprintf(body, quoted), got)
 				}
 			}

@@ -170,7 +170,7 @@ func streaming() answers.Profile {
 
 func TestUnlistedStream(t *testing.T) {
 	const body = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"rate_limit_error\",\"message\":\"Please try again in 2.512s.\"}}\n\n"
-	if got := readStream(providers.Provider{Profile: streaming()}, body); got.Kind != answers.Limited || got.Delay != 2512*time.Millisecond {
+	if got := streamRefusal(providers.Provider{Profile: streaming()}, body); got.Kind != answers.Limited || got.Delay != 2512*time.Millisecond {
 		t.Errorf("read as %+v", got)
 	}
 }

@@ -4,6 +4,7 @@
 package prompt
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -70,14 +71,14 @@ func (b *beginning) check(written, of int) error {
 
 // A counter counts the tokens of a request's text.
 type counter struct {
-	request *http.Request // as the caller of WithTokens has it
-	tokens  func(string) int64
+	request *http.Request      // as the caller of WithTokens has it
+	tokens  func(string) int64 // nil: by the vocabulary of the model
 }
 
 type counterKey struct{} // of a counter in a request's context
 
 // WithTokens returns a copy of req, of which a Reader counts the tokens with a function. If the function
-// is nil, WithTokens returns req, and a Reader counts with Tokens.
+// is nil, WithTokens returns req, and a Reader estimates the tokens by the vocabulary of the model.
 func WithTokens(req *http.Request, tokens func(string) int64) *http.Request {
 	if tokens == nil {
 		return req
@@ -89,7 +90,7 @@ func counterOf(req *http.Request) counter {
 	if c, ok := req.Context().Value(counterKey{}).(counter); ok {
 		return c
 	}
-	return counter{req, Tokens}
+	return counter{req, nil}
 }
 
 // A Reader carries the prompt of a request from the Key of a scope to Cost, and to Settle where there is
@@ -100,9 +101,12 @@ type Reader struct {
 	Image int64
 	// Blocks makes the Reader find the blocks of Anthropic's prompts. If false, prompts have no Places.
 	Blocks bool
+	// Unknown is the vocabulary of models whose names don't tell it.
+	Unknown Vocabulary
 
-	mu   sync.Mutex // guards read
+	mu   sync.Mutex // guards read and last
 	read map[weak.Pointer[http.Request]]Prompt
+	last Vocabulary // of the last prompt
 }
 
 // maxPrompts is the number of prompts that are kept. Above it they are read again.
@@ -159,8 +163,33 @@ func (r *Reader) parse(req *http.Request, tokens func(string) int64) Prompt {
 	var read beginning
 	read.text.Grow(int(min(max(0, req.ContentLength), maxPrompt)))
 	_, _ = io.Copy(&read, b) // what was read before an error counts
-	p.Tokens = 0
-	s := scanner{Prompt: &p, body: read.text.String(), tokens: tokens, image: r.Image}
+	body := read.text.String()
+	if tokens != nil {
+		return r.scan(body, r.Unknown, tokens)
+	}
+	return r.estimate(body, req.URL.Path)
+}
+
+// estimate scans a body with the vocabulary of its model, which often stands after the prompt. So it
+// takes the model of the last prompt for this one's, and scans once more if that was wrong.
+func (r *Reader) estimate(body, path string) Prompt {
+	r.mu.Lock()
+	v := r.last
+	r.mu.Unlock()
+	p := r.scan(body, v, v.Tokens)
+	is := VocabularyOf(cmp.Or(p.Fields["model"], path), r.Unknown)
+	if is == v {
+		return p
+	}
+	r.mu.Lock()
+	r.last = is
+	r.mu.Unlock()
+	return r.scan(body, is, is.Tokens)
+}
+
+func (r *Reader) scan(body string, v Vocabulary, tokens func(string) int64) Prompt {
+	p := Prompt{Fields: map[string]string{}}
+	s := scanner{Prompt: &p, body: body, vocabulary: v, tokens: tokens, image: r.Image}
 	if r.Blocks {
 		s.blocks = newBlockScanner()
 	}

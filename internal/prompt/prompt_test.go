@@ -34,6 +34,37 @@ func TestPromptOfManyFields(t *testing.T) {
 	}
 }
 
+// A prompt counts in the vocabulary of the model that stands after it, or in the path.
+func TestPromptCountsByModel(t *testing.T) {
+	r := &prompt.Reader{Unknown: prompt.Cl100k}
+	text := "पुस्तकालय केवल किताबें ही नहीं देता।"
+	for _, test := range []struct {
+		path, model string
+		want        prompt.Vocabulary
+	}{
+		{"/v1/chat/completions", `,"model":"gpt-4o"`, prompt.O200k},
+		{"/v1/chat/completions", `,"model":"gpt-4"`, prompt.Cl100k},
+		{"/v1/chat/completions", `,"model":"llama-3.3-70b-versatile"`, prompt.Llama3},
+		{"/openai/deployments/gpt-4o/chat/completions", "", prompt.O200k},
+		{"/openai/deployments/production/chat/completions", "", prompt.Cl100k},
+		{"/model/anthropic.claude-opus-4-8/converse", "", prompt.Claude},
+		{"/model/anthropic.claude-opus-4-8/converse", "", prompt.Claude},
+	} {
+		body := `{"content":"` + text + `"` + test.model + "}"
+		req, err := http.NewRequest(http.MethodPost, "https://api.example.com"+test.path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := test.want.Tokens("content") + test.want.Tokens(text)
+		if test.model != "" {
+			want += test.want.Tokens("model") + test.want.Tokens(r.Read(req).Fields["model"])
+		}
+		if got := r.Read(req).Tokens; got != want {
+			t.Errorf("%s %s: %d tokens, want %d", test.path, test.model, got, want)
+		}
+	}
+}
+
 // FuzzPrompt compares the fields of a prompt with encoding/json, and checks that its tokens are sane.
 func FuzzPrompt(f *testing.F) {
 	for _, s := range []string{

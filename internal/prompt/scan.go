@@ -15,10 +15,11 @@ import (
 // it takes each for text, an image, or a file.
 type scanner struct {
 	*Prompt
-	body   string
-	at     int // the next byte of body
-	tokens func(string) int64
-	image  int64 // Reader.Image
+	body       string
+	at         int                // the next byte of body
+	vocabulary Vocabulary         // of keys and numbers
+	tokens     func(string) int64 // of other text
+	image      int64              // Reader.Image
 
 	open   []container
 	key    string        // the key before the next value
@@ -63,7 +64,7 @@ func (s *scanner) scan() {
 				}
 				s.key, s.keyed = unescape(raw), true
 				s.blocks.onKey(s)
-				s.add(Tokens(s.key))
+				s.add(s.vocabulary.Tokens(s.key))
 				continue
 			}
 			s.value(raw)
@@ -144,7 +145,7 @@ func (s *scanner) quoted() string {
 // word passes a number, true, false or null, and reports whether there is one.
 func (s *scanner) word() bool {
 	start := s.at
-	for s.at < len(s.body) && (kinds[s.body[s.at]]&(lower|upper|digit) != 0 || strings.IndexByte("+-.", s.body[s.at]) >= 0) {
+	for s.at < len(s.body) && (kinds[s.body[s.at]] <= digit || strings.IndexByte("+-.", s.body[s.at]) >= 0) {
 		s.at++
 	}
 	word := s.body[start:s.at]
@@ -162,7 +163,7 @@ func (s *scanner) word() bool {
 	case s.top().ids:
 		s.add(1)
 	case len(s.open) > 1:
-		s.add(Tokens(word)) // such as an argument of a tool's call
+		s.add(s.vocabulary.Tokens(word)) // such as an argument of a tool's call
 	}
 	return true
 }
@@ -256,7 +257,7 @@ func holdsText(name string) bool {
 // escaped.
 func isBase64(s string) bool {
 	for i := range len(s) {
-		if kinds[s[i]]&(lower|upper|digit) == 0 && strings.IndexByte(`+/=-_\`, s[i]) < 0 {
+		if kinds[s[i]] > digit && strings.IndexByte(`+/=-_\`, s[i]) < 0 {
 			return false
 		}
 	}

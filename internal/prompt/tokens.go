@@ -1,59 +1,157 @@
 package prompt
 
 // Tokens estimates the number of tokens of a text, as providers.Tokens says. It reads the text once and
-// allocates nothing. The weights are fitted to the texts of bench/tokens_test.go.
-func Tokens(text string) int64 {
-	var parts int64 // of a token
+// allocates nothing.
+func (v Vocabulary) Tokens(text string) int64 {
+	p := &pricesOf[v]
+	var hundredths int64
+	before := space // the kind of the byte before text[i]
 	for i := 0; i < len(text); {
-		start, kind := i, kinds[text[i]]
-		switch i = endOfRun(text, i+1, kind); kind {
-		case lower:
-			parts += wordParts(i-start, 0)
-		case upper:
-			capitals := i - start
-			i = endOfRun(text, i, lower)
-			if parts += wordParts(i-start, capitals); start > 0 && kinds[text[start-1]]&(lower|digit) != 0 {
-				parts += token * 3 / 5 // a name such as readAll, or base64
-			}
-		case digit:
-			parts += thirds(i - start)
-		case mark:
-			if c := text[start]; i-start == 1 && (c == '_' || c == '.') && i < len(text) && kinds[text[i]]&(lower|upper) != 0 {
-				parts += token / 2 // created_at, o.id: the mark often shares a token with the word
-				break
-			}
-			for i < len(text) && text[i] == '\n' { // the end of a line belongs to the marks before it
-				i++
-			}
-			parts += thirds(i - start)
-		case space:
-			if i-start > 1 || text[start] == '\n' { // one space belongs to the word after it
-				parts += token
-			}
-			if i < len(text) && kinds[text[i]] == digit && text[i-1] == ' ' { // but not to a number
-				parts += token
-			}
-		case beyond:
-			for j := start; j < i; j++ {
-				parts += byFirstByte[text[j]]
-			}
+		var n int64
+		if kind := kinds[text[i]]; kind < letter {
+			i, n, before = p.ascii(text, i, before)
+		} else if end, weight := p.letters(text, i, before); end > i {
+			i, n, before = end, weight, lower
+		} else {
+			i, n = p.beyond(text, i)
+			before = beyond
 		}
+		hundredths += n
 	}
-	return (parts + token - 1) / token
+	return (hundredths + 50) / 100
 }
 
-// token is one token in the unit in which Tokens counts.
-const token = 60
-
-// thirds returns the parts of n digits or marks: one token for every three.
-func thirds(n int) int64 { return int64(n+2) / 3 * token }
-
-// wordParts returns the parts of a word of n letters that begins with a number of capitals.
-func wordParts(n, capitals int) int64 {
-	if capitals > 1 {
-		return token + token*int64(capitals-2)/5 + token*int64(max(0, n-capitals-1))/5
+// ascii returns the end and the weight of the text from text[i] up to a character beyond ASCII, and the
+// kind of its last byte. It calls no function that isn't inlined, for speed.
+func (p *prices) ascii(text string, i int, before byteKind) (end int, hundredths int64, last byteKind) {
+	for i < len(text) {
+		start, kind := i, kinds[text[i]]
+		if kind >= letter {
+			break
+		}
+		switch i = endOfRun(text, i+1, kind); kind {
+		case lower:
+			hundredths += p.word(i-start) + p.after(before, i-start, false)
+			for i+1 < len(text) && text[i] == ' ' && kinds[text[i+1]] == lower { // most of the words of prose
+				start, i = i+1, endOfRun(text, i+2, lower)
+				hundredths += p.word(i - start)
+			}
+		case upper:
+			hundredths += p.of[capital] + int64(i-start-1)*p.of[moreCapitals]
+			i, kind = endOfRun(text, i, lower), lower
+			hundredths += p.word(i-start) + p.after(before, i-start, true)
+		case digit:
+			n := int64(i - start)
+			hundredths += (n+2)/3*p.of[threeDigits] + n*p.of[eachDigit]
+		case mark:
+			if c := text[start]; i-start == 1 && (c == '_' || c == '.') && i < len(text) && kinds[text[i]] <= upper {
+				hundredths += p.of[joint]
+				break
+			}
+			hundredths += p.of[marks] + int64(i-start+2)/3*p.of[threeMarks]
+			if i < len(text) && text[i] == '\n' { // the end of a line belongs to the marks before it
+				hundredths += p.of[lineAfterMark]
+				i, kind = endOfRun(text, i, line), space
+			}
+		case line:
+			hundredths += int64(i-start) * p.of[eachLine]
+			kind = space
+		case space:
+			if n := int64(i - start); n > 1 { // one space belongs to the word after it
+				hundredths += n * p.of[eachBlank]
+			}
+			if i < len(text) && kinds[text[i]] == digit && text[i-1] == ' ' { // but not to a number
+				hundredths += p.of[spaceBeforeDigit]
+			}
+		}
+		before = kind
 	}
-	return token + token*int64(max(0, n-6))/4
+	return i, hundredths, before
+}
+
+// word returns the weight of a word of n letters.
+func (p *prices) word(n int) int64 {
+	if n < len(p.words) {
+		return p.words[n]
+	}
+	return p.of[word] + int64(n-4)*p.of[letterAfter4] + int64(n-8)*p.of[letterAfter8]
+}
+
+// after returns the weight of what stands before a word of n letters.
+func (p *prices) after(before byteKind, n int, capitals bool) int64 {
+	switch {
+	case before == mark:
+		return p.of[afterMark]
+	case before == digit && n < 4:
+		return p.of[scrapAfterDigit]
+	case before == lower && capitals && n < 4:
+		return p.of[scrapAfterLetter]
+	case before == lower && capitals:
+		return p.of[hump]
+	}
+	return 0
+}
+
+// letters returns the end and the weight of the rest of a word from a Latin letter beyond ASCII on. If
+// text[i] begins no such letter, it returns i.
+func (p *prices) letters(text string, i int, before byteKind) (end int, weight int64) {
+	known := i // the beginning of the letters before, which are counted already
+	for before == lower && known > 0 && kinds[text[known-1]] <= upper {
+		known--
+	}
+	n := i - known
+	if n > 0 {
+		weight = -p.word(n)
+	}
+	for end = i; end < len(text); {
+		if kinds[text[end]] == lower {
+			end++
+			n++
+			continue
+		}
+		if kinds[text[end]] != letter {
+			break
+		}
+		class := classOf(text[end], text[min(end+1, len(text)-1)])
+		if class > combining {
+			break
+		}
+		if class < combining {
+			n++
+		}
+		weight += p.of[class]
+		for end++; end < len(text) && kinds[text[end]] == inside; {
+			end++
+		}
+	}
+	if n > 0 {
+		weight += p.word(n)
+	}
+	return end, weight
+}
+
+// beyond returns the end and the weight of a character beyond ASCII, and of those that follow it but for
+// letters of Latin.
+func (p *prices) beyond(text string, i int) (end int, weight int64) {
+	for first := text[i]; ; first = text[i] {
+		if i+1 < len(text) {
+			weight += p.of[classOf(first, text[i+1])]
+		}
+		switch {
+		case first < 0xE0:
+			i += 2
+		case first < 0xF0:
+			i += 3
+		default:
+			i += 4
+		}
+		if i >= len(text) {
+			return len(text), weight
+		}
+		if kinds[text[i]] != beyond {
+			return i, weight
+		}
+	}
 }
 
 // endOfRun returns the end of the bytes of one kind from text[i] on.
@@ -68,12 +166,15 @@ func endOfRun(text string, i int, kind byteKind) int {
 type byteKind uint8
 
 const (
-	lower byteKind = 1 << iota
+	lower byteKind = iota
 	upper
 	digit
 	mark
 	space
-	beyond // a character beyond ASCII
+	line
+	letter // a letter of Latin beyond ASCII, or another character that begins as one
+	beyond // another character beyond ASCII
+	inside // another byte of a character beyond ASCII
 )
 
 // kinds are the kinds of all bytes.
@@ -86,41 +187,19 @@ var kinds = func() (k [256]byteKind) {
 			k[c] = upper
 		case '0' <= c && c <= '9':
 			k[c] = digit
+		case c == '\n':
+			k[c] = line
 		case c == ' ' || '\t' <= c && c <= '\r':
 			k[c] = space
 		case c < 0x80:
 			k[c] = mark
+		case 0xC3 <= c && c <= 0xC9, c == 0xCC, c == 0xCD, c == 0xE1:
+			k[c] = letter
+		case c < 0xC0:
+			k[c] = inside
 		default:
 			k[c] = beyond
 		}
 	}
 	return k
-}()
-
-// byFirstByte are the parts of a character beyond ASCII, by its first byte in UTF-8.
-var byFirstByte = func() (parts [256]int64) {
-	for c := range parts {
-		switch {
-		case c < 0xC0: // not a first byte
-		case c < 0xCC: // Latin
-			parts[c] = token / 2
-		case c < 0xE0: // Greek, Cyrillic, Hebrew, Arabic
-			parts[c] = token * 9 / 20
-		case c == 0xE0: // the scripts of India, Thai
-			parts[c] = token * 11 / 20
-		case c < 0xE3: // letters of Vietnamese, punctuation, symbols
-			parts[c] = token * 2 / 3
-		case c == 0xE3: // Japanese syllables
-			parts[c] = token * 23 / 30
-		case c < 0xEA: // Chinese
-			parts[c] = token * 14 / 15
-		case c < 0xEE: // Korean
-			parts[c] = token * 3 / 4
-		case c < 0xF0: // wide punctuation
-			parts[c] = token * 5 / 6
-		default: // emoji
-			parts[c] = token * 2
-		}
-	}
-	return parts
 }()
