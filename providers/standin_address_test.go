@@ -16,6 +16,7 @@ import (
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/internal/httpmem"
 	"github.com/apithrottle/throttle/local"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -379,6 +380,7 @@ func forAccounts(t *testing.T, preset func() providers.Provider, run func(t *tes
 func TestAccountsShareAnAddress(t *testing.T) {
 	for _, test := range sharedAddresses {
 		t.Run(test.name, func(t *testing.T) {
+			soak.Sample(t, 3)
 			forAccounts(t, test.preset, func(t *testing.T, over func(http.RoundTripper) http.RoundTripper) {
 				api := test.api()
 				rt := over(api)
