@@ -15,8 +15,8 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/internal/httpmem"
-	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/internal/soak"
+	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/providers"
 )
 
