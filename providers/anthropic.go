@@ -34,7 +34,8 @@ var anthropicPreset = Preset{
 // Requests in OpenAI's protocol, to /v1/chat/completions, count as messages do. Requests for
 // message batches have 1,000 a minute, for all models. The limits of token counting, files and skills
 // depend on the organization, so these are not limited here. Models with other limits are in the Models
-// of the scope "family": see [FetchAnthropic].
+// of the scope "family", by the names of models, such as "claude-opus-4-*": see [Models] and
+// [FetchAnthropic].
 //
 // Until the response reports the real cost, a request is charged an estimate. A stream reports its
 // cost at its end. A stream that is cut off costs its estimate.

@@ -27,8 +27,8 @@ var binancePreset = Preset{Name: "binance", Constructor: "Binance()", kind: "Exc
 // like rolling windows, which need no synchronized clocks and admit as much in the long run.
 //
 // The weight of a request depends on its path and parameters. An unknown path weighs 20, and below
-// /sapi 1. Placing and canceling orders weighs nothing, and doesn't wait for other requests. If it
-// fails it weighs 1, which the next response to a request with a weight reports. The weight and
+// /sapi 1. Placing and canceling orders weighs nothing, and doesn't wait for other requests. An order
+// that fails weighs 1, which the next response to a request with a weight reports. The weight and
 // orders that a response reports as used replace the limiter's own counts, because a filled order no
 // longer counts.
 //
@@ -40,8 +40,10 @@ var binancePreset = Preset{Name: "binance", Constructor: "Binance()", kind: "Exc
 //
 // A client that continues after a 429 is banned for 2 minutes to 3 days. Therefore a 429 for weight
 // pauses all requests of the address, whatever their account. After a ban of the address, its callers
-// get throttle.ErrBanned with the time when the ban ends. After the last order of a day they get it, too, and one order tries after each
-// Policy.MaxPause.
+// get throttle.ErrBanned with the time when the ban ends. After the last order of a day the callers of
+// the account get it, too, and one order tries after each Policy.MaxPause.
+//
+// For several accounts behind one address set [Provider.Account], and use one store for all of them.
 //
 // The test networks and api.binance.us have quotas of their own. For testnet.binance.vision, set
 // Name and Hosts. For api.binance.us there is BinanceUS, and for futures BinanceFutures.

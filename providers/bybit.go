@@ -32,6 +32,8 @@ var bybitPreset = Preset{Name: "bybit", Constructor: "Bybit()", kind: "Exchanges
 // 10 minutes, and callers get throttle.ErrBanned. A 429 means that Bybit is overloaded, and pauses
 // nothing.
 //
+// For several accounts behind one address set [Provider.Account], and use one store for all of them.
+//
 // The test network and the demo service have other hosts and are not limited here.
 func Bybit() Provider {
 	const page = "https://github.com/bybit-exchange/docs/blob/130165c/docs/v5/rate-limit/rate-limit.mdx"

@@ -23,15 +23,27 @@ import (
 //		return err
 //	}
 //	p := providers.Anthropic(50, 30_000, 8_000) // of models that are not listed
-//	p.Scope("family").Models = providers.NewModels(limits)
+//	models := providers.NewModels(limits)
+//	p.Scope("family").Models = models
 //
-// Call it again, and Models.Set with the result, to follow changes. It makes one call of Anthropic's
-// Rate Limits API for each page, and two for a workspace, and blocks until the last response is read or
-// ctx ends.
+// Call it again, and Models.Set with the result, to follow changes. A ceiling is in Models.Most:
+//
+//	for range time.Tick(time.Hour) {
+//		limits, err := providers.FetchAnthropic(ctx, nil, adminKey, "")
+//		if err == nil {
+//			err = models.Set(ctx, limits)
+//		}
+//		if err != nil {
+//			log.Print(err) // the limits stay as they are
+//		}
+//	}
+//
+// FetchAnthropic makes one call of Anthropic's Rate Limits API for each page, and two for a workspace,
+// and blocks until the last response is read or ctx ends.
 //
 // The key is an administrator's, which begins with sk-ant-admin. It is sent to api.anthropic.com alone,
-// and is part of no error. If client is nil, http.DefaultClient is used. An error leaves the limits in
-// force as they are, because nothing has been set.
+// and is part of no error. If client is nil, http.DefaultClient is used. The error for a key that is
+// not valid, or is not an administrator's, says so.
 //
 // Source: https://platform.claude.com/docs/en/manage-claude/rate-limits-api, read on 2026-11-28.
 func FetchAnthropic(ctx context.Context, client *http.Client, key, workspace string) (map[string][]throttle.Tier, error) {
@@ -138,7 +150,8 @@ func limitersOf(all map[string]limiters, name string) limiters {
 
 // FetchOpenAI returns the limits of each model of a project, as Models for the scope "model" of
 // [OpenAI]. The project's name begins with proj_. Limits of images, audio and batches are left out,
-// because the preset does not count them. Snapshots of a model share its lowest limits. See [FetchAnthropic] for how to use the result.
+// because the preset does not count them. Snapshots of a model share its lowest limits. See
+// [FetchAnthropic] for how to use the result.
 //
 // FetchOpenAI makes one call for each 100 models, and blocks until the last response is read or ctx
 // ends. The key is an administrator's, which begins with sk-admin. It is sent to api.openai.com alone,

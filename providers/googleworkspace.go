@@ -18,8 +18,9 @@ var googleWorkspacePreset = Preset{
 
 // GoogleWorkspace is the API of Google Sheets, Gmail, Drive, Calendar and YouTube, with the limits
 // of one project and of each of its users. The project is one that was created since May 2026;
-// older ones have other limits, and OldGmail sets those of Gmail. The function user returns the user of a request, such as a mailbox.
-// If it is nil, the client acts for one user, such as a service account.
+// older ones have other limits, and [OldGmail] sets those of Gmail. The function user returns the user
+// of a request, such as a mailbox. If it is nil, the client acts for one user, such as a service
+// account.
 //
 //   - Sheets has 300 reads and 300 writes a minute, 60 and 60 for a user.
 //   - Gmail has 1,200,000 units a minute, 6,000 for a user. Reading a message costs 20 and sending one
@@ -83,11 +84,18 @@ func GoogleWorkspace(user func(*http.Request) string) Provider {
 	return p
 }
 
-// OldGmail changes p, which GoogleWorkspace returned, to the quotas of Gmail for a project that made any
-// use of Gmail from November 2025 to April 2026: it keeps them. A user has 15,000 units a minute, not
-// 6,000. Reading a message or a draft costs 5 units, not 20, and reading a thread 10, not 40. Other
-// methods cost what they do for new projects, or less. The Google Cloud console shows the quotas of a
-// project. See https://developers.google.com/workspace/gmail/api/reference/quota, and its copy of before
+// OldGmail changes p to the quotas of Gmail for a project that made any use of Gmail from November 2025
+// to April 2026, because such a project keeps its quotas:
+//
+//	p := providers.GoogleWorkspace(user)
+//	providers.OldGmail(&p)
+//	client, err := p.Client(nil)
+//
+// A user has 15,000 units a minute, not 6,000. Reading a message or a draft costs 5 units, not 20, and
+// reading a thread 10, not 40. Other methods cost what they do for new projects, or less. The Google
+// Cloud console shows the quotas of a project. OldGmail panics if GoogleWorkspace did not return p.
+//
+// See https://developers.google.com/workspace/gmail/api/reference/quota, and its copy of before
 // May 2026 at https://developers.google.com/gmail/api/v1/reference/quota, both read on 2026-11-28.
 func OldGmail(p *Provider) {
 	for _, name := range []string{"gmail.settings", "gmail.user"} {

@@ -24,10 +24,14 @@ var metaPreset = Preset{
 // An entry of a batch and each of several ids count as a call.
 //
 // WhatsApp's Cloud API has 80 messages a second for each phone number, sent and received together, and
-// one in 6 seconds from a number to a recipient. They don't count for the app. Numbers that use the
-// WhatsApp Business app as well have 20 a second, and large ones 1,000: change the scope "number". Meta
-// lets a recipient have up to 45 messages at once, if the number then sends none for 6 seconds each.
-// The limiter doesn't borrow. The recipient is read from the body.
+// one in 6 seconds from a number to a recipient. They don't count for the app, so perHour does not
+// matter to a client that only sends messages. Numbers that use the WhatsApp Business app as well have
+// 20 a second, and large ones 1,000: change the scope "number". Meta accepts up to 45 messages to a
+// recipient at once, if the number then sends it none for as many times 6 seconds. The preset does not
+// send such bursts: a second message to a recipient waits. The recipient is read from the body.
+//
+//	p := providers.Meta(200)
+//	p.Scope("number").Policy.Tiers = []throttle.Tier{throttle.PerSecond(1_000)}
 //
 // Limits that depend on ads, impressions or engaged users are not included. Responses report their
 // use as percentages, which can't correct a quota.

@@ -22,19 +22,25 @@ import (
 //	p := providers.OpenAI(500, 30_000) // the other models
 //	large := providers.OpenAI(5_000, 800_000).Scope("model").Policy.Tiers
 //	small := providers.OpenAI(10_000, 10_000_000).Scope("model").Policy.Tiers
-//	p.Scope("model").Models = providers.NewModels(map[string][]throttle.Tier{"gpt-4o*": large, "gpt-4o-mini*": small})
+//	p.Scope("model").Models = providers.NewModels(map[string][]throttle.Tier{"gpt-4o": large, "gpt-4o-mini": small})
+//
+// Take the tiers from the preset, as here, or give them all of its units: a request fails if its model
+// has no tier of a unit that the request costs.
 //
 // In a pattern, * stands for any text and ? for one character, as for path.Match. Several patterns
 // that share one limit are joined by a |: "claude-opus-4-5|claude-opus-4-6". Of the patterns that match
-// a name, the one with the most other characters wins, so gpt-4o-mini is not of gpt-4o*. All names of
-// a pattern share one quota, and all names that no pattern matches share one with the limits of the
-// Policy. So there are never more quotas than patterns, whatever names requests contain.
+// a name, the one with the most other characters wins: gpt-4o-mini is not of gpt-4o*, if it has a
+// pattern of its own. All names of a pattern share one quota, and all names that no pattern matches
+// share one with the limits of the Policy, even if there are no patterns. So there is never more than
+// one quota beside those of the patterns, whatever names requests contain. Without Models each name has
+// a quota of its own.
 //
 // Models are safe for concurrent use, as long as the field Most is not changed. Scopes that have the
 // same Models change together.
 type Models struct {
-	// Most bounds the tiers that Set accepts, by pattern. A tier is lowered to that of Most with the
-	// same Unit and Window, or Period. A tier that only Most has is added. If nil, there is no bound.
+	// Most is a ceiling of the tiers, by pattern: of the first ones, as of those of each Set. A tier is
+	// lowered to that of Most with the same Unit and Window, or Period. A tier that only Most has is
+	// added. If nil, there is no ceiling.
 	Most map[string][]throttle.Tier
 
 	mu     sync.Mutex // guards all below, and is held during Set

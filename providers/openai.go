@@ -29,7 +29,8 @@ var openAIPreset = Preset{
 // names no model share one more quota. A vector store takes 300 files and batches of files a
 // minute. Snapshots such as gpt-4o-2024-08-06, and models fine-tuned from gpt-4o, share the quota
 // of gpt-4o. Set the Models of the scope "model" for models with other limits, and for those that share
-// one: see [NewModels] and [FetchOpenAI].
+// one: see [NewModels] and [FetchOpenAI]. The name gpt-4o stands for its snapshots, too. Models that
+// are not listed there then share one quota.
 //
 // A request is charged an estimate in tokens: those of its text, as Provider.Tokens counts them, or
 // max_completion_tokens, max_output_tokens or max_tokens for each of its n choices, whichever is

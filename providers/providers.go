@@ -15,12 +15,23 @@
 // A program that talks to many APIs uses [Auto], which recognizes an API by the host of a request.
 // [Lookup] returns the presets of a host, and [Presets] all of them.
 //
-// With [Provider.Account] each account has quotas of its own. [Provider.Tokens] may be a tokenizer,
-// for exact counts where a language model's API limits tokens.
+// [Provider.Tokens] may be a tokenizer, for exact counts where a language model's API limits tokens.
 //
-// With a nil store each client has quotas of its own, in this process. On a shared store all
-// clients of a provider share its quotas: give two accounts on one store different values of
-// Provider.Name.
+// With a nil store each client has quotas of its own, in this process. On a shared store all clients
+// of a provider share its quotas. With [Provider.Account] each account has quotas of its own, and
+// what the API limits for an IP address stays common to all accounts. So five accounts behind one
+// address, with a client for each, need one store:
+//
+//	store := local.New() // or distributed.New, for a fleet
+//	for _, account := range accounts {
+//		p := providers.Binance()
+//		p.Account = func(*http.Request) string { return account }
+//		if clients[account], err = p.Client(store); err != nil {
+//			return err
+//		}
+//	}
+//
+// Providers with different values of Provider.Name share nothing, not even the limits of an address.
 //
 // Some providers read a cost or a key from the request's body. They use Request.GetBody, which
 // net/http sets for bodies from bytes and strings, and read at most 64 KB, unless their
@@ -74,13 +85,15 @@ type Provider struct {
 
 	// Account returns a name for the account whose quotas count a request, such as the id of a
 	// workspace or of an app's installation. Every scope that counts accounts has separate quotas for
-	// each; see Scope.Per. Don't use a credential as it is. If nil, all requests are of one account.
+	// each; see Scope.Per. Don't use a credential as it is: use a name of your own, or a hash. If nil,
+	// all requests are of one account.
 	Account func(*http.Request) string
 
 	// Address returns a name for the IP address that a request comes from, as the provider sees it. Set
 	// it if clients on one store have different addresses: the hosts of a fleet, or one process behind
 	// several proxies. Scopes that count addresses then have separate quotas for each, and all others
-	// are still shared. If nil, all clients on a store are taken to have one address.
+	// are still shared. The name of a host will do, unless several hosts are behind one address. If
+	// nil, all clients on a store are taken to have one address.
 	Address func(*http.Request) string
 
 	// MaxKeys is how many quotas each scope keeps; see throttle.Group. Requests name keys, so that
