@@ -94,7 +94,7 @@ func TestProxyStreamSettles(t *testing.T) {
 	up := startUpstream(t)
 	p := startProxy(t, fmt.Sprintf(`
 routes:
-  /openai: {to: %s/v1, preset: openai-compatible, any_host: true, with: {host: api.mistral.ai, tokens: 10000}}
+  /openai: {to: %s/v1, preset: openai-compatible, any_host: true, with: {host: api.mistral.ai, tokens: 5000}}
 `, up.URL))
 	client := openai.NewClient(option.WithBaseURL(p.url+"/openai"), option.WithAPIKey("key"), option.WithMaxRetries(0),
 		option.WithHTTPClient(&http.Client{Transport: lone}))
@@ -114,7 +114,7 @@ routes:
 		}()
 		return done
 	}
-	soon := option.WithHeader("X-Throttle-Max-Wait", "5s") // 6,000 tokens take 36 seconds
+	soon := option.WithHeader("X-Throttle-Max-Wait", "5s") // 3,000 tokens take 36 seconds
 
 	first := ask()
 	e := up.next(t)
@@ -124,7 +124,7 @@ routes:
 	e.header("Content-Type", "text/event-stream")
 	e.write(`data: {"id":"1","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"Hello!"}}]}` + "\n\n")
 	if err := <-ask(soon); err == nil || !strings.Contains(err.Error(), "429") {
-		t.Errorf("%v for a request while a stream may use 8,000 of 10,000 tokens, want 429", err)
+		t.Errorf("%v for a request while a stream is expected to use 4,000 of 5,000 tokens, want 429", err)
 	}
 	e.write(`data: {"id":"1","object":"chat.completion.chunk","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":12,"total_tokens":21}}` + "\n\ndata: [DONE]\n\n")
 	e.end()
