@@ -138,7 +138,11 @@ func (t reportedTier) landedSince(now Moment, o Observation) int64 {
 	if viewOf(t.rule()) == nil {
 		return 0
 	}
-	return max(0, t.rule().used(t.s, now.on(o.Since+Micros(t.tier().Window)))-o.Cost)
+	n := t.rule().used(t.s, now.on(o.Since+Micros(t.tier().Window)))
+	if t.s.plan.guard > 0 && !t.s.plan.estimated[t.unit()] { // the request has landed since, too
+		n -= o.Cost
+	}
+	return max(0, n)
 }
 
 // by returns the instant by which the response was in.

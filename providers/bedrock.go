@@ -37,8 +37,7 @@ var bedrockPreset = Preset{
 // Llama, Titan, Nova, Mistral, Cohere, AI21 and gpt-oss. At the end a request costs its input,
 // cache writes, and output times a rate that depends on the model, which the response reports. This
 // may be more than AWS reserved. So a request is charged the greater of both: an estimate of its
-// input, as for [OpenAI], and max_tokens, or the output that is expected times the rate, at most
-// the quota. The expected output comes from earlier answers of the model to requests with the same
+// input, as for [OpenAI], and max_tokens, or the output that is expected times the rate. The expected output comes from earlier answers of the model to requests with the same
 // max_tokens, as for [Anthropic]. While there are none, it is max_tokens, and at most 4,000. Each
 // rate has a scope: "x5" is Claude from 3.7 on, "x15" from 4.8 on, "x10" from 5 on and GPT-5, "x1"
 // all others. A model whose name an application inference profile hides is in "x5".
@@ -59,7 +58,7 @@ var bedrockPreset = Preset{
 // signature has expired; see [AWSSendBy].
 func Bedrock(requests, tokens int64) Provider {
 	const page = "https://docs.aws.amazon.com/bedrock/latest/userguide/quotas-token-burndown.html"
-	api := &bedrock{bodies: prompt.Reader{Image: anthropicImage, Unknown: prompt.Cl100k}, tokens: tokens, output: newOutputs()}
+	api := &bedrock{bodies: prompt.Reader{Image: anthropicImage, Unknown: prompt.Cl100k}, output: newOutputs()}
 	bodies := &api.bodies
 	p := Provider{
 		Name:    "bedrock",
@@ -203,7 +202,6 @@ var noOutput = regexp.MustCompile(`embed|rerank|image|canvas|stability|video|ree
 // bedrock is what a Provider knows of its models.
 type bedrock struct {
 	bodies prompt.Reader
-	tokens int64 // a minute, as the account has them
 	output *outputs
 }
 
@@ -225,7 +223,7 @@ func (b *bedrock) cost(req *http.Request) throttle.Cost {
 	if q.most > 0 {
 		expected = b.output.expect(q)
 	}
-	settled := min(input+int64(rate)*expected, b.tokens)
+	settled := input + int64(rate)*expected // an estimate above the quota counts as all of it
 	return throttle.Cost{bedrockUnit(rate): min(max(input+q.most, settled), algorithms.MaxLimit)}
 }
 

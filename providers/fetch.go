@@ -59,7 +59,7 @@ func FetchAnthropic(ctx context.Context, client *http.Client, key, workspace str
 		return nil, err
 	}
 	all := make(map[string][]throttle.Tier)
-	for _, g := range groups {
+	for _, g := range apart(groups) {
 		l := g.limits()
 		family := func(input, output int64) []throttle.Tier {
 			return Anthropic(l.orMost("requests_per_minute"), input, output).Scope("family").Policy.Tiers
@@ -100,7 +100,7 @@ func (f *fetcher) anthropic(ctx context.Context, path string) (all []anthropicGr
 			return false, err
 		}
 		for _, g := range groups.Data {
-			if len(g.Models) > 0 {
+			if g.Models = slices.DeleteFunc(g.Models, func(model string) bool { return model == "" }); len(g.Models) > 0 {
 				all = append(all, g)
 			}
 		}
@@ -108,6 +108,23 @@ func (f *fetcher) anthropic(ctx context.Context, path string) (all []anthropicGr
 		return groups.Next != "", nil
 	})
 	return all, err
+}
+
+// apart returns groups of which no two have a model in common: those that have are one.
+func apart(groups []anthropicGroup) (all []anthropicGroup) {
+	for _, g := range groups {
+		for i := 0; i < len(all); i++ {
+			if slices.ContainsFunc(all[i].Models, func(model string) bool { return slices.Contains(g.Models, model) }) {
+				g.Models, g.Limits = append(g.Models, all[i].Models...), append(g.Limits, all[i].Limits...)
+				all = slices.Delete(all, i, i+1)
+				i--
+			}
+		}
+		slices.Sort(g.Models)
+		g.Models = slices.Compact(g.Models)
+		all = append(all, g)
+	}
+	return all
 }
 
 // overridden returns the groups of an organization with the lower limits of a workspace, which lists only

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/apithrottle/throttle"
@@ -87,19 +88,20 @@ type graphCall struct {
 	path   []string // without the version
 	query  url.Values
 	bytes  int64
-	in     *http.Request
+	user   func() string // the user of the request
 }
 
 // graphCalls returns the calls of a request. There is at least one.
 func graphCalls(req *http.Request) (calls []graphCall) {
+	user := sync.OnceValue(func() string { return graphUser(req) })
 	if strings.HasSuffix(req.URL.Path, "/$batch") {
 		var b struct {
 			Requests []struct{ Method, URL string }
 		}
 		decode(req, &b)
-		for _, r := range b.Requests {
+		for _, r := range b.Requests[:min(len(b.Requests), graphBatch)] {
 			if u, err := url.Parse(r.URL); err == nil {
-				calls = append(calls, graphCall{strings.ToUpper(r.Method), strings.Split(strings.Trim(u.Path, "/"), "/"), u.Query(), 0, req})
+				calls = append(calls, graphCall{strings.ToUpper(r.Method), strings.Split(strings.Trim(u.Path, "/"), "/"), u.Query(), 0, user})
 			}
 		}
 		if len(calls) > 0 {
@@ -108,7 +110,7 @@ func graphCalls(req *http.Request) (calls []graphCall) {
 		}
 	}
 	_, path, _ := strings.Cut(strings.Trim(req.URL.Path, "/"), "/")
-	c := graphCall{req.Method, strings.Split(path, "/"), req.URL.Query(), 0, req}
+	c := graphCall{req.Method, strings.Split(path, "/"), req.URL.Query(), 0, user}
 	if strings.HasSuffix(hostOf(req), ".sharepoint.com") {
 		c.path = []string{sharePoint}
 	}
@@ -124,7 +126,7 @@ func graphCalls(req *http.Request) (calls []graphCall) {
 func graphUser(req *http.Request) string {
 	token := req.Header.Get("Authorization")
 	var claims struct{ Oid, Sub string }
-	if parts := strings.Split(token, "."); len(parts) == 3 && len(token) <= maxBody {
+	if parts := strings.Split(token, "."); len(parts) == 3 && len(token) <= graphToken {
 		if text, err := base64.RawURLEncoding.DecodeString(parts[1]); err == nil {
 			_ = json.Unmarshal(text, &claims)
 		}
@@ -134,6 +136,12 @@ func graphUser(req *http.Request) string {
 	}
 	return anonymous(cmp.Or(claims.Sub, token))
 }
+
+// graphBatch is how many calls Graph accepts in a batch, see
+// https://learn.microsoft.com/en-us/graph/json-batching, read on 2026-11-28.
+const graphBatch = 20
+
+const graphToken = 16 << 10 // bytes of a token that is read
 
 const graphID = 36 // bytes of an id such as 00aa00aa-bb11-cc22-dd33-44ee44ee44ee
 
@@ -152,7 +160,7 @@ func (c graphCall) service() (name, key string) {
 	case (first == "users" || first == "groups") && len(rest) > 2:
 		key, rest = rest[1], rest[2:]
 	case first == "me" && len(rest) > 1:
-		key, rest = graphUser(c.in), rest[1:]
+		key, rest = c.user(), rest[1:]
 	}
 	switch at := rest[0]; {
 	case first == "teams", first == "chats", first == "teamwork", at == "joinedTeams", at == "chats", at == "team":

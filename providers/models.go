@@ -11,8 +11,10 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"weak"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
 )
 
 // Models are the limits of single models: the tiers of each pattern of names. Set them as the Models
@@ -24,8 +26,7 @@ import (
 //	small := providers.OpenAI(10_000, 10_000_000).Scope("model").Policy.Tiers
 //	p.Scope("model").Models = providers.NewModels(map[string][]throttle.Tier{"gpt-4o": large, "gpt-4o-mini": small})
 //
-// Take the tiers from the preset, as here, or give them all of its units: a request fails if its model
-// has no tier of a unit that the request costs.
+// Take the tiers from the preset, as here: they must count the units of the Policy.
 //
 // In a pattern, * stands for any text and ? for one character, as for path.Match. Several patterns
 // that share one limit are joined by a |: "claude-opus-4-5|claude-opus-4-6". Of the patterns that match
@@ -39,13 +40,13 @@ import (
 // same Models change together.
 type Models struct {
 	// Most is a ceiling of the tiers, by pattern: of the first ones, as of those of each Set. A tier is
-	// lowered to that of Most with the same Unit and Window, or Period. A tier that only Most has is
-	// added. If nil, there is no ceiling.
+	// lowered to that of Most with the same Unit and Window, or Period, with its Burst and PaceBurst. A
+	// tier that only Most has is added. If nil, there is no ceiling.
 	Most map[string][]throttle.Tier
 
 	mu     sync.Mutex // guards all below, and is held during Set
 	limits map[string][]throttle.Tier
-	users  []*byModel
+	users  []weak.Pointer[byModel] // of Transports, as long as these are in use
 }
 
 // NewModels returns the limits of models. Provider.Transport reports tiers that are not valid.
@@ -72,15 +73,16 @@ func (m *Models) Set(ctx context.Context, limits map[string][]throttle.Tier) err
 	if err != nil {
 		return fmt.Errorf("providers: %w", err)
 	}
-	next := make([]*modelTable, len(m.users))
-	for i, u := range m.users {
+	users := m.inUse()
+	next := make([]*modelTable, len(users))
+	for i, u := range users {
 		if next[i], err = u.table(limits); err != nil {
 			return fmt.Errorf("providers: %w", err)
 		}
 	}
 	m.limits = limits
 	var errs []error
-	for i, u := range m.users {
+	for i, u := range users {
 		if err := u.set(ctx, next[i], limits); err != nil {
 			errs = append(errs, fmt.Errorf("providers: %w", err))
 		}
@@ -88,17 +90,40 @@ func (m *Models) Set(ctx context.Context, limits map[string][]throttle.Tier) err
 	return errors.Join(errs...)
 }
 
+// inUse returns the quotas of Transports that are still in use, and forgets the others.
+func (m *Models) inUse() (users []*byModel) {
+	m.users = slices.DeleteFunc(m.users, func(p weak.Pointer[byModel]) bool {
+		u := p.Value()
+		if u != nil {
+			users = append(users, u)
+		}
+		return u == nil
+	})
+	return users
+}
+
 // bounded returns a copy of limits that keeps to Most.
 func (m *Models) bounded(limits map[string][]throttle.Tier) (map[string][]throttle.Tier, error) {
 	limits = clone(limits)
 	most, err := patternsOf(m.Most)
 	if err != nil {
-		return nil, fmt.Errorf("Models.Most: %w", err)
+		return nil, fmt.Errorf("Most: %w", err)
 	}
 	if _, err := patternsOf(limits); err != nil {
 		return nil, err
 	}
 	for key, tiers := range limits {
+		own, err := patternsOf(map[string][]throttle.Tier{key: nil})
+		if err != nil {
+			return nil, err
+		}
+		for ceiling, bounds := range m.Most {
+			for name := range strings.SplitSeq(ceiling, "|") {
+				if own.match(name) != "" { // the pattern takes names that Most has
+					tiers = lowered(tiers, bounds)
+				}
+			}
+		}
 		for name := range strings.SplitSeq(key, "|") {
 			tiers = lowered(tiers, m.Most[most.match(name)])
 		}
@@ -110,15 +135,25 @@ func (m *Models) bounded(limits map[string][]throttle.Tier) (map[string][]thrott
 // lowered returns tiers that are not above most.
 func lowered(tiers, most []throttle.Tier) []throttle.Tier {
 	for _, bound := range most {
-		i := slices.IndexFunc(tiers, func(t throttle.Tier) bool {
-			return t.Unit == bound.Unit && t.Window == bound.Window && t.Period == bound.Period
-		})
-		if i < 0 {
-			tiers = append(tiers, bound)
-			continue
+		found := false
+		for i := range tiers {
+			t := &tiers[i]
+			if t.Unit != bound.Unit || t.Window != bound.Window || t.Period != bound.Period {
+				continue
+			}
+			found = true
+			burst := min(cmp.Or(t.Burst, t.Limit), cmp.Or(bound.Burst, bound.Limit))
+			if t.Burst+bound.Burst > 0 {
+				t.Burst = burst
+			}
+			t.Limit = min(t.Limit, bound.Limit)
+			if pace := cmp.Or(bound.PaceBurst, t.PaceBurst); pace > 0 {
+				t.PaceBurst = min(cmp.Or(t.PaceBurst, pace), pace, t.Limit)
+			}
 		}
-		tiers[i].Limit = min(tiers[i].Limit, bound.Limit)
-		tiers[i].Burst = min(tiers[i].Burst, cmp.Or(bound.Burst, tiers[i].Burst))
+		if !found {
+			tiers = append(tiers, bound)
+		}
 	}
 	return tiers
 }
@@ -142,17 +177,20 @@ type wildcard struct{ pattern, of string }
 
 // patternsOf returns the patterns of limits, or an error that names a malformed one.
 func patternsOf(limits map[string][]throttle.Tier) (patterns, error) {
-	p := patterns{exact: make(map[string]string)}
+	p, seen := patterns{exact: make(map[string]string)}, make(map[string]string)
 	for _, key := range slices.Sorted(maps.Keys(limits)) {
 		for one := range strings.SplitSeq(key, "|") {
 			switch _, err := path.Match(one, ""); {
 			case err != nil || one == "":
 				return p, fmt.Errorf("Models: %q is not a pattern of names: write it as for path.Match", key)
+			case seen[one] != "" && seen[one] != key:
+				return p, fmt.Errorf("Models: %q is in %q and in %q: remove it from one of them", one, seen[one], key)
 			case strings.ContainsAny(one, "*?[\\"):
 				p.wild = append(p.wild, wildcard{noSlash.Replace(one), key})
 			default:
 				p.exact[one] = key
 			}
+			seen[one] = key
 		}
 	}
 	slices.SortStableFunc(p.wild, func(a, b wildcard) int { return cmp.Compare(literals(b.pattern), literals(a.pattern)) })
@@ -215,17 +253,21 @@ func (m *Models) open(policy throttle.Policy, store throttle.Store, o throttle.G
 		return nil, err
 	}
 	m.limits = limits
-	m.users = append(m.users, u)
+	m.users = append(m.users, weak.Make(u))
 	return u, u.set(context.Background(), next, limits)
 }
 
 func (u *byModel) of(name string) (*throttle.Group, string) {
 	t := u.current.Load()
 	if key := t.match(name); key != "" {
-		return t.groups[key], key
+		return t.groups[key], stateKey(key)
 	}
-	return u.rest, "*"
+	return u.rest, "" // which is no pattern
 }
+
+// stateKey returns the key of the quota of joined patterns: the first one in alphabetical order. So the
+// quota stays the same if they come in another order, or if another one joins them later.
+func stateKey(key string) string { return slices.Min(strings.Split(key, "|")) }
 
 // table returns the table of limits, with new groups.
 func (u *byModel) table(limits map[string][]throttle.Tier) (*modelTable, error) {
@@ -235,6 +277,9 @@ func (u *byModel) table(limits map[string][]throttle.Tier) (*modelTable, error) 
 	}
 	t := &modelTable{p, make(map[string]*throttle.Group)}
 	for key, tiers := range limits {
+		if err := sameUnits(key, tiers, u.policy.Tiers); err != nil {
+			return nil, err
+		}
 		if t.groups[key], err = throttle.NewGroup(u.policyOf(tiers), u.store, u.options); err != nil {
 			return nil, fmt.Errorf("Models: %q: %w", key, err)
 		}
@@ -242,17 +287,32 @@ func (u *byModel) table(limits map[string][]throttle.Tier) (*modelTable, error) 
 	return t, nil
 }
 
+// sameUnits returns an error if tiers count other units than those of the Policy, which a request costs.
+func sameUnits(key string, tiers, policy []throttle.Tier) error {
+	units := func(tiers []throttle.Tier) (all []string) {
+		for _, t := range tiers {
+			all = append(all, cmp.Or(t.Unit, algorithms.Requests))
+		}
+		slices.Sort(all)
+		return slices.Compact(all)
+	}
+	if got, want := units(tiers), units(policy); len(tiers) > 0 && !slices.Equal(got, want) {
+		return fmt.Errorf("Models: %q has tiers of %s, and the Policy of %s: give both tiers of the same units", key, strings.Join(got, ", "), strings.Join(want, ", "))
+	}
+	return nil
+}
+
 // set puts a table in force. Patterns that had quotas before keep them, with new limits.
 func (u *byModel) set(ctx context.Context, next *modelTable, limits map[string][]throttle.Tier) error {
 	var errs []error
 	for key, tiers := range limits {
-		if g := u.groups[key]; g != nil {
+		if g := u.groups[stateKey(key)]; g != nil {
 			next.groups[key] = g
 			if err := g.SetPolicy(ctx, u.policyOf(tiers)); err != nil {
 				errs = append(errs, fmt.Errorf("Models: %q: %w", key, err))
 			}
 		}
-		u.groups[key] = next.groups[key]
+		u.groups[stateKey(key)] = next.groups[key]
 	}
 	u.current.Store(next)
 	return errors.Join(errs...)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/prompt"
@@ -175,10 +176,12 @@ func (r *router) owners(req *http.Request) (names [pers]string) {
 	return names
 }
 
-// short returns a text that a request names, or a name of limited length for it.
+// short returns a text that a request names, or a name of limited length for it, which is no short
+// text.
 func short(text string) string {
-	if len(text) > longKey {
-		return anonymous(text)
+	const long = "#"
+	if len(text) > longKey || strings.HasPrefix(text, long) {
+		return long + anonymous(text)
 	}
 	return text
 }

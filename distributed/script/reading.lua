@@ -211,7 +211,7 @@ function ops.observe()
         landOthers(i, more, reset, slack)
       elseif decides or isExact == 1 and since >= exact then
         -- Responses that overtook the report are not in it.
-        if not decides and hasStamps(i) then keep = keep + max(0, rule.used(since + plan[5 + units + 6 * (i - 1) + 3]) - n) end
+        if not decides and hasStamps(i) then keep = keep + max(0, rule.used(since + plan[5 + units + 6 * (i - 1) + 3]) - (guard > 0 and not estimating[u] and n or 0)) end
         rule.forget(frontier, keep)
         if own[i] then own[i].forget(frontier, keep) end
         r[OTHERS] = max(0, min(r[OTHERS], keep - rule.used(frontier)))

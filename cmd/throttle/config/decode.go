@@ -280,7 +280,7 @@ var keyName = regexp.MustCompile(`^\$?[A-Za-z0-9/_.~-]{1,100}$`)
 // noWildcards returns a key without the characters that only patterns of models have.
 func noWildcards(field, key string) string {
 	if strings.HasPrefix(field, "routes.") && strings.HasSuffix(field, ".models") {
-		key = strings.NewReplacer("*", "_", "?", "_", "|", "_", ":", "_").Replace(key)
+		key = strings.NewReplacer("*", "_", "?", "_", "|", "_", ":", "_", "[", "_", "]", "_", " ", "_").Replace(key)
 	}
 	return key
 }

@@ -2,7 +2,6 @@ package config
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -527,8 +526,18 @@ func (d *decoder) preset(field string, r *Route) {
 			d.bad(field+".with", "is not possible: %s", policyProblem(policy.Name, "", err))
 		}
 	}
-	if err := new(providers.Models).Set(context.Background(), r.limits.ofModels()); err != nil {
-		d.bad(field+".models", "is not possible: %s", strings.TrimPrefix(err.Error(), "providers: Models: "))
+	d.modelsAsOne(field+".models", r)
+}
+
+// modelsAsOne checks the patterns of models together.
+func (d *decoder) modelsAsOne(field string, r *Route) {
+	if len(r.limits.models) == 0 {
+		return
+	}
+	provider, _ := r.limits.Provider()
+	if _, err := provider.Transport(nil); err != nil {
+		_, problem, _ := strings.Cut(err.Error(), "Models: ")
+		d.bad(field, "is not possible: %s", problem)
 	}
 }
 
