@@ -37,9 +37,9 @@ var bedrockPreset = Preset{
 // Llama, Titan, Nova, Mistral, Cohere, AI21 and gpt-oss. At the end a request costs its input,
 // cache writes, and output times a rate that depends on the model, which the response reports. This
 // may be more than AWS reserved. So a request is charged the greater of both: an estimate of its
-// input, as for [OpenAI], and max_tokens, or the output that is expected times the rate. The expected output comes from earlier answers of the model to requests with the same
-// max_tokens, as for [Anthropic]. While there are none, it is max_tokens, and at most 4,000. Each
-// rate has a scope: "x5" is Claude from 3.7 on, "x15" from 4.8 on, "x10" from 5 on and GPT-5, "x1"
+// input, as for [OpenAI], and max_tokens, or the output that is expected times the rate. The
+// expected output comes from earlier answers of the model to requests with the same max_tokens, as
+// for [Anthropic]. While there are none, it is max_tokens, and at most 4,000. Each rate has a scope: "x5" is Claude from 3.7 on, "x15" from 4.8 on, "x10" from 5 on and GPT-5, "x1"
 // all others. A model whose name an application inference profile hides is in "x5".
 //
 // Models with other quotas are in the Models of their scope, by region and name:
