@@ -379,9 +379,10 @@ func (q *quota) Forecast() store.Forecast {
 	return nil
 }
 
-// Soonest makes the assumptions of Forecast.
+// Soonest makes the assumptions of Forecast. During a ban it returns 0, because a request that can't wait
+// for its end is refused by the ban.
 func (q *quota) Soonest(cost []int64, headroom int64) (wait time.Duration, tier int) {
-	if idle := q.idle(); idle != nil {
+	if idle := q.idle(); idle != nil && !q.record.get().shut {
 		return idle.Soonest(cost, headroom)
 	}
 	return 0, -1
