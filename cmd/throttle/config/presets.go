@@ -31,6 +31,9 @@ func findPreset(name string) (p providers.Preset, fix string) {
 		}
 		names = append(names, p.Name)
 	}
+	if before, _, has := strings.Cut(name, ":"); has && slices.ContainsFunc(names, func(n string) bool { return alike.Fold(n) == alike.Fold(before) }) {
+		return p, fmt.Sprintf("write %s without its parameters here; in a file they are in with", before)
+	}
 	return p, alike.Suggest(name, names, "throttle providers lists all presets")
 }
 

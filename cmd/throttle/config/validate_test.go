@@ -207,6 +207,8 @@ func TestProblems(t *testing.T) {
 		{route("preset: openai; any_host: true; with: {requests: 1}"), "6:5 routes./x.with.tokens is missing: give the tokens a minute of a model, such as 30000"},
 		{route("preset: openai; any_host: true; with: {requests: 0, tokens: 1}"), `6:22 routes./x.with.requests is "0": it must be a whole number from 1 to`},
 		{route("preset: openai; any_host: true; with: {requests: 1, tokens: 1, tokns: 1}"), "routes./x.with.tokns is not a parameter of openai: did you mean tokens?"},
+		{route("preset: openai:requests=500"), `routes./x.preset is "openai:requests=500": no preset has this name: write openai without its parameters here; in a file they are in with`},
+		{route(`preset: openai; any_host: true; with: {requests: 1, tokens: 1}; models: {"gpt[": {tokens: 1}}`), `routes./x.models is not possible: "gpt[" is not a pattern of names`},
 		{route(`preset: openai; any_host: true; with: {requests: 1, tokens: 1}; models: {"gpt-*": {tokns: 1}}`), "routes./x.models.gpt-*.tokns is not a parameter of openai: did you mean tokens?"},
 		{route(`preset: openai; any_host: true; with: {requests: 1, tokens: 1}; models: {"gpt-*": {tokens: 0}}`), `routes./x.models.gpt-*.tokens is "0": it must be a whole number from 1 to`},
 		{route(`preset: openai; any_host: true; with: {requests: 1, tokens: 1}; models: {"a|": {tokens: 1}}`), `routes./x.models is not possible: "a|" is not a pattern of names`},

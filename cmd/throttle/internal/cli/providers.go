@@ -20,6 +20,7 @@ type presetResult struct {
 	Example     string            `json:"example"`     // the limits below are those of the example
 	Parameters  []parameterResult `json:"parameters"`
 	Scopes      []scopeResult     `json:"scopes"`
+	Models      string            `json:"models,omitempty"` // the scope that has limits of single models
 	Hosts       []string          `json:"hosts"`
 }
 
@@ -92,7 +93,7 @@ func constructorOf(p providers.Preset) string {
 
 func resultOf(p providers.Preset) presetResult {
 	provider := p.Provider(p.Example())
-	r := presetResult{Name: p.Name, Constructor: constructorOf(p), Example: config.PresetText(p, p.Example()), Hosts: provider.Hosts, Parameters: []parameterResult{}}
+	r := presetResult{Name: p.Name, Constructor: constructorOf(p), Example: config.PresetText(p, p.Example()), Models: p.Models, Hosts: provider.Hosts, Parameters: []parameterResult{}}
 	if r.Hosts == nil {
 		r.Hosts = []string{}
 	}
