@@ -166,7 +166,7 @@ func TestLargeMaxStandIn(t *testing.T) {
 				return jsonRequest(t, "https://"+test.host+"/v1/chat/completions", body, drawn(w, n, 100, 2000))
 			}}
 		}
-		c := contest{share: 0.85, early: true, api: func() rules { return test.api(tokens) }, load: asking(128_000),
+		c := contest{share: 0.8, early: true, api: func() rules { return test.api(tokens) }, load: asking(128_000),
 			preset: func() providers.Provider { return providers.OpenAICompatible(test.host, 6_000, tokens) }}
 		t.Run(test.host, c.run)
 		t.Run(test.host+" without a maximum", func(t *testing.T) {
