@@ -36,8 +36,8 @@ func TestMetaWhatsApp(t *testing.T) {
 	preset := func() providers.Provider { return providers.Meta(10) }
 	var all, two []func() *http.Request
 	for i := range 200 {
-		all = append(all, whatsApp(t, "106540352242922", fmt.Sprint(16505550000+i)))
-		two = append(two, all[i], whatsApp(t, "206540352242922", fmt.Sprint(16505550000+i)))
+		all = append(all, whatsApp(t, "106540352242922", fmt.Sprint("1650555", 1_000+i)))
+		two = append(two, all[i], whatsApp(t, "206540352242922", fmt.Sprint("1650555", 1_000+i)))
 	}
 	read := to(t, "POST", metaGraph+"106540352242922/messages", `{"messaging_product":"whatsapp","status":"read","message_id":"wamid.a"}`)
 	form := func() *http.Request {
