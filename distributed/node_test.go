@@ -109,3 +109,18 @@ func TestNestedNames(t *testing.T) {
 		}
 	}
 }
+
+// The slots are those of the specification, https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/,
+// read on 2026-11-28, and of CLUSTER KEYSLOT.
+func TestSlot(t *testing.T) {
+	for key, want := range map[string]int{
+		"123456789": 0x31C3, "": 0, "foo": 12182, "bar": 5061, "{foo}.x": 12182, "a{foo}{bar}": 12182,
+	} {
+		if got := slot(key); got != want {
+			t.Errorf("slot of %q is %d, want %d", key, got, want)
+		}
+	}
+	if slot("{}foo") == slot("foo") || slot("foo{") == slot("foo") {
+		t.Error("braces without a text are part of the key")
+	}
+}
