@@ -86,7 +86,7 @@ func (b *bundle) reserve(guards []time.Duration, requests []store.Request, done 
 		return
 	}
 	for _, q := range b.quotas {
-		if d, paused := q.record.pausedAlone(); paused {
+		if d, refused := q.record.refuses(requests); refused {
 			done(slices.Repeat([]store.Decision{d}, len(requests)), nil)
 			return
 		}

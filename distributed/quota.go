@@ -382,7 +382,10 @@ func (q *quota) Forecast() store.Forecast {
 // Soonest makes the assumptions of Forecast. During a ban it returns 0, because a request that can't wait
 // for its end is refused by the ban.
 func (q *quota) Soonest(cost []int64, headroom int64) (wait time.Duration, tier int) {
-	if idle := q.idle(); idle != nil && !q.record.get().shut {
+	if s := q.record.get(); s.shut && s.isPaused() {
+		return 0, -1
+	}
+	if idle := q.idle(); idle != nil {
 		return idle.Soonest(cost, headroom)
 	}
 	return 0, -1
@@ -397,7 +400,7 @@ func (q *quota) idle() store.Quota {
 	idle, _ := local.New().Open("", q.plan, nil) // a new store has no key yet
 	s := q.record.get()
 	left := time.Until(s.until)
-	if !s.unrecorded && time.Since(s.asOf) > forecastAfter { // it may have ended early
+	if !s.unrecorded && !s.isFresh() {
 		left = 0
 	}
 	_, _ = idle.Pause(context.Background(), store.Pause{For: left})

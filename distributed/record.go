@@ -98,6 +98,18 @@ func (r *record) pausedAlone() (store.Decision, bool) {
 	return d, paused && s.unrecorded
 }
 
+// refuses returns the decision on requests that need no call: during a pause that Redis does not have,
+// and during a ban that a reply has just reported, if none of the requests can wait for its end.
+func (r *record) refuses(requests []store.Request) (store.Decision, bool) {
+	s := r.get()
+	d, paused := s.decision()
+	waits := func(r store.Request) bool { return !isLate(r, d.Wait) }
+	return d, paused && (s.unrecorded || s.shut && s.isFresh() && !slices.ContainsFunc(requests, waits))
+}
+
+// isFresh reports whether a reply has just come. Later a pause may have ended early.
+func (s *state) isFresh() bool { return time.Since(s.asOf) <= forecastAfter }
+
 // voids reports whether any of the decisions was made before a pause, or the end of one, that was
 // recorded since, or in a state that is lost.
 func (r *record) voids(got []store.Decision) bool {

@@ -103,7 +103,7 @@ func (q *quota) Reserve(behind *store.Reservation, requests []store.Request, don
 // reserve reserves and calls done. If the answer comes too late for all of its reservations, it
 // asks again after a back-off, for one request only.
 func (q *quota) reserve(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error), tries int) {
-	if d, paused := q.record.pausedAlone(); paused {
+	if d, refused := q.record.refuses(requests); refused {
 		done(slices.Repeat([]store.Decision{d}, len(requests)), nil)
 		return
 	}
