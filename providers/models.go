@@ -233,6 +233,7 @@ type byModel struct {
 type modelTable struct {
 	patterns
 	groups map[string]*throttle.Group
+	keys   map[string]string // stateKey of each
 }
 
 // open returns the quotas of a scope with this policy.
@@ -260,7 +261,7 @@ func (m *Models) open(policy throttle.Policy, store throttle.Store, o throttle.G
 func (u *byModel) of(name string) (*throttle.Group, string) {
 	t := u.current.Load()
 	if key := t.match(name); key != "" {
-		return t.groups[key], stateKey(key)
+		return t.groups[key], t.keys[key]
 	}
 	return u.rest, "" // which is no pattern
 }
@@ -275,8 +276,9 @@ func (u *byModel) table(limits map[string][]throttle.Tier) (*modelTable, error) 
 	if err != nil {
 		return nil, err
 	}
-	t := &modelTable{p, make(map[string]*throttle.Group)}
+	t := &modelTable{p, make(map[string]*throttle.Group), make(map[string]string)}
 	for key, tiers := range limits {
+		t.keys[key] = stateKey(key)
 		if err := sameUnits(key, tiers, u.policy.Tiers); err != nil {
 			return nil, err
 		}
@@ -306,13 +308,13 @@ func sameUnits(key string, tiers, policy []throttle.Tier) error {
 func (u *byModel) set(ctx context.Context, next *modelTable, limits map[string][]throttle.Tier) error {
 	var errs []error
 	for key, tiers := range limits {
-		if g := u.groups[stateKey(key)]; g != nil {
+		if g := u.groups[next.keys[key]]; g != nil {
 			next.groups[key] = g
 			if err := g.SetPolicy(ctx, u.policyOf(tiers)); err != nil {
 				errs = append(errs, fmt.Errorf("Models: %q: %w", key, err))
 			}
 		}
-		u.groups[stateKey(key)] = next.groups[key]
+		u.groups[next.keys[key]] = next.groups[key]
 	}
 	u.current.Store(next)
 	return errors.Join(errs...)
