@@ -38,8 +38,9 @@ type Explanation struct {
 
 // A QuotaState is the state of one quota in an Explanation.
 type QuotaState struct {
-	// Policy is the name of the policy.
-	Policy string
+	// Policy is the name of the policy. Member is the member of the Pool whose quota it is, and empty
+	// for a Limiter.
+	Policy, Member string
 
 	// Tiers are the states of the tiers, as in a Status.
 	Tiers []TierStatus
@@ -78,10 +79,15 @@ type QuotaState struct {
 // With a shared store Explain blocks for the round trips of Forecast and Status, two for each quota,
 // or three if a Batch request leaves Headroom.
 func (l *Limiter) Explain(ctx context.Context, c Cost) (Explanation, error) {
+	return explain(ctx, func() (Explanation, error) { return l.foretell(ctx, c, true) })
+}
+
+// explain returns a forecast as Explain does.
+func explain(ctx context.Context, foretell func() (Explanation, error)) (Explanation, error) {
 	if err := ctx.Err(); err != nil {
 		return Explanation{}, err
 	}
-	e, err := l.foretell(ctx, c, true)
+	e, err := foretell()
 	var refused *WaitError
 	switch {
 	case err == nil:
@@ -96,8 +102,12 @@ func (l *Limiter) Explain(ctx context.Context, c Cost) (Explanation, error) {
 // foretell returns a Forecast and what is behind it and, if all is set, the states of the quotas. The
 // error is that of a quota that would refuse the request.
 func (l *Limiter) foretell(ctx context.Context, c Cost, all bool) (Explanation, error) {
+	return foretell(func(f *admit.Forecast, d admit.Demand) error { return f.Ask(ctx, &l.path, d, all) }, c)
+}
+
+func foretell(ask func(*admit.Forecast, admit.Demand) error, c Cost) (Explanation, error) {
 	f := admit.Forecast{At: time.Now()}
-	err := f.Ask(ctx, &l.path, admit.Demand{Cost: c, N: 1, Held: true}, all)
+	err := ask(&f, admit.Demand{Cost: c, N: 1, Held: true})
 	e := Explanation{
 		Forecast:    Forecast{Wait: f.Wait, Ahead: f.Ahead[Interactive] + f.Ahead[Normal] + f.Ahead[Batch]},
 		Interactive: f.Ahead[Interactive], Normal: f.Ahead[Normal], Batch: f.Ahead[Batch],
@@ -108,7 +118,7 @@ func (l *Limiter) foretell(ctx context.Context, c Cost, all bool) (Explanation, 
 	}
 	for _, s := range f.Quotas {
 		e.Quotas = append(e.Quotas, QuotaState{
-			Policy: s.Policy.Name, Tiers: s.Tiers,
+			Policy: s.Policy.Name, Member: s.Member, Tiers: s.Tiers,
 			Paused: cmp.Or(s.Closed, s.Paused), Closed: s.Closed > 0, Probing: s.Probing,
 			Cause: PauseCause(s.By.Cause), Status: s.By.Status, Reason: s.By.Reason,
 			Guard: s.Guard, GuardLearned: s.Policy.AutoGuard,
@@ -141,6 +151,9 @@ func (e Explanation) String() string {
 		own := q.sentences(e.At)
 		if len(e.Quotas) > 1 && len(own) > 0 {
 			own[0] = fmt.Sprintf("Policy %q: %s", q.Policy, own[0])
+			if q.Member != "" {
+				own[0] = fmt.Sprintf("Member %q, p%s", q.Member, own[0][1:])
+			}
 		}
 		for _, s := range own {
 			sentences = append(sentences, s+".")

@@ -64,14 +64,15 @@ type Observer struct {
 
 // A QueuedInfo describes a request that has taken a place in a queue.
 type QueuedInfo struct {
-	Policy string // the name of the innermost policy
+	Policy string // the name of the innermost policy, or of the Pool
 	Class  Class
 	Ahead  int // how many callers of this process wait in the same queue
 }
 
 // An AdmittedInfo describes an admitted request.
 type AdmittedInfo struct {
-	Policy string // the name of the innermost policy
+	Policy string // the name of the innermost policy, or of the Pool
+	Member string // the member of the Pool that has admitted the request; empty without one
 	Class  Class
 	Cost   Cost // nil for N requests; read-only
 	N      int64
@@ -93,7 +94,7 @@ type AdmittedInfo struct {
 
 // A RefusedInfo describes a request that was not admitted.
 type RefusedInfo struct {
-	Policy string // the name of the innermost policy
+	Policy string // the name of the innermost policy, or of the Pool
 	Class  Class
 	Cost   Cost // nil for N requests; read-only
 	N      int64
@@ -152,7 +153,8 @@ var outcomes = [...]struct {
 
 // An AnsweredInfo describes how an admitted request has ended.
 type AnsweredInfo struct {
-	Policy string // the name of the innermost policy
+	Policy string // the name of the innermost policy, or of the Pool
+	Member string // the member of the Pool that has admitted the request; empty without one
 
 	// Kind is Passed if the provider has served the request, or if no response came. A refusal in a
 	// stream that has begun comes later, and Paused reports its pause.
@@ -348,8 +350,15 @@ func observe(ctx context.Context, d *admit.Demand, c *admit.Policy) *record {
 	if o == nil {
 		return nil
 	}
+	r := newRecord(ctx, d, o, c.Name)
+	r.info.Shadow = c.Shadow
+	return r
+}
+
+// newRecord returns the record of a demand, with which the Observer receives the decision.
+func newRecord(ctx context.Context, d *admit.Demand, o *Observer, policy string) *record {
 	r := &record{observer: o, ctx: ctx, info: AdmittedInfo{
-		Policy: c.Name, Class: Class(admit.ClassOf(ctx)), Cost: d.Cost, N: d.N, Held: d.Held, Shadow: c.Shadow,
+		Policy: policy, Class: Class(admit.ClassOf(ctx)), Cost: d.Cost, N: d.N, Held: d.Held,
 	}}
 	d.Record = r
 	return r
@@ -373,6 +382,8 @@ func (r *record) Decided(by *admit.Policy, tier int) {
 
 func (r *record) Undecided() { r.info.By, r.info.Tier = "", "" }
 
+func (r *record) Chosen(m *admit.Member) { r.info.Member = m.Name }
+
 // complete completes the record of a request that is admitted or refused. It returns false if it has done
 // so before.
 func (r *record) complete() bool {
@@ -393,7 +404,7 @@ func (r *record) Admitted() {
 
 func (r *record) Unsent() {
 	if r.decided && r.info.Held && r.observer.Answered != nil {
-		r.observer.Answered(r.ctx, AnsweredInfo{Policy: r.info.Policy, Unsent: true})
+		r.observer.Answered(r.ctx, AnsweredInfo{Policy: r.info.Policy, Member: r.info.Member, Unsent: true})
 	}
 }
 

@@ -68,9 +68,11 @@ func (a *admission) reportAnswer(ctx context.Context, status int, answer *answer
 // Only the first call of each method has an effect, and only the first of Arrived, Passed and
 // Refused. The methods of a nil Permit have none. A Permit is safe for concurrent use.
 type Permit struct {
-	a     admission
-	ctx   context.Context // of Acquire, for Answered; nil if nobody receives it
-	state atomic.Uint32
+	a   admission
+	ctx context.Context // of Acquire, for Answered; nil if nobody receives it
+
+	member string // see Member
+	state  atomic.Uint32
 }
 
 const (
@@ -93,6 +95,15 @@ func (p *Permit) answered(info AnsweredInfo) {
 	if p.ctx != nil {
 		p.a.answered(context.WithoutCancel(p.ctx), info)
 	}
+}
+
+// Member returns the name of the member of a Pool that has admitted the request. It is empty for the
+// Permit of a Limiter.
+func (p *Permit) Member() string {
+	if p == nil {
+		return ""
+	}
+	return p.member
 }
 
 // markOnce sets a mark and reports whether the mark was not set before.

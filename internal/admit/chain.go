@@ -22,8 +22,10 @@ func (p *Path) admitThrough(ctx context.Context, s *Scope, rev *Revision, d Dema
 		return err
 	}
 	d.outerBound = d.earliest(ctx)
-	if _, err = p.tryThrough(ctx, s, rev, d, a); err != nil || a.Charged() {
-		return err
+	if d.choice == nil {
+		if _, err = p.tryThrough(ctx, s, rev, d, a); err != nil || a.Charged() {
+			return err
+		}
 	}
 	if err := p.outer.refuseIfLate(ctx, &d, giveUp); err != nil {
 		return err

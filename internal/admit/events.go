@@ -40,6 +40,9 @@ type Record interface {
 	Decided(by *Policy, tier int)
 	Undecided()
 
+	// Chosen reports the member of a Pool that the request prefers, or that has admitted it.
+	Chosen(*Member)
+
 	// Admitted reports the admission, and Unsent that the request was not sent, because Admitted
 	// panicked.
 	Admitted()

@@ -153,6 +153,7 @@ type Forecast struct {
 type State struct {
 	store.Status
 	Policy  *Policy
+	Member  string   // of a Pool; empty without one
 	Err     error    // why the store does not answer
 	Probing bool     // the first request after a pause is in flight
 	By      PausedBy // what has paused the quota; zero if that is not known
@@ -194,6 +195,76 @@ func (f *Forecast) Ask(ctx context.Context, p *Path, d Demand, all bool) error {
 		f.Err = f.refusalOf(ctx, p)
 	}
 	return err
+}
+
+// AskPool is Ask for a Pool: the request goes to the member that admits it first.
+func (f *Forecast) AskPool(ctx context.Context, p *Pool, d Demand, all bool) (err error) {
+	f.Tier = -1
+	c := &caller{pool: p, demand: d, key: stickyKeyOf(ctx), since: time.Now()}
+	stages, err := c.stages()
+	if err != nil {
+		return err
+	}
+	asked, decided := make(map[*Member]bool), false
+	var first *Forecast // of the members that may serve the request
+	var states []State
+	for _, members := range stages {
+		for _, m := range members {
+			if asked[m] || decided && !all {
+				continue
+			}
+			asked[m] = true
+			one := &Forecast{At: f.At}
+			failed := one.Ask(ctx, m.Path, d, all)
+			states = append(states, one.statesOf(m)...)
+			switch {
+			case decided:
+			case failed != nil:
+				err = betterError(err, failed)
+			case first == nil || one.isBefore(first):
+				first = one
+			}
+		}
+		if first != nil && !decided {
+			*f = *first
+			f.addRoom(ctx, p.room(members), c)
+			decided = f.Err == nil && f.Wait <= p.spill()
+		}
+	}
+	if f.Quotas = states; first == nil {
+		return err
+	}
+	return nil
+}
+
+// statesOf returns the states of a member's quotas.
+func (f *Forecast) statesOf(m *Member) []State {
+	for i := range f.Quotas {
+		f.Quotas[i].Member = m.Name
+	}
+	return f.Quotas
+}
+
+// isBefore reports whether a request would be admitted sooner than by another forecast.
+func (f *Forecast) isBefore(o *Forecast) bool {
+	if (f.Err == nil) != (o.Err == nil) {
+		return f.Err == nil
+	}
+	return f.Wait < o.Wait
+}
+
+// addRoom adds what the request would meet among the callers of a Pool that the same members may serve.
+func (f *Forecast) addRoom(ctx context.Context, r *room, c *caller) {
+	v := r.configure()
+	got := r.queue.Forecast(c.ticket(ctx, time.Time{}))
+	if got.Wait > f.Wait && total(got.Ahead) > 0 {
+		rev, tier := v.decider(got.Tier)
+		f.Wait, f.By, f.Tier = got.Wait, rev.Policy, tier
+	}
+	if deadline, ok := ctx.Deadline(); ok && f.Err == nil && f.Wait > time.Until(deadline) {
+		refused := f.refusal()
+		refused.Bound, f.Err = BoundContext, refused
+	}
 }
 
 // askQuotas asks the quotas of scopes, the innermost first, and returns the error of the first one that

@@ -124,6 +124,7 @@ func (wq *waitQueue) wait(ctx context.Context, s *Scope, w *waitRequest) (queue.
 	d := w.demand
 	t := queue.Ticket{
 		Class: ClassOf(ctx), GiveUp: w.giveUpAt, Since: d.since, Lead: d.lead, Hold: d.hold, Longer: d.longer(rev), Ask: w.ask,
+		Elsewhere: d.elsewhere, Choice: d.choice, Option: d.option,
 		Renew: func(owner any) (store.Request, bool, error) { return s.renew(owner.(payer), d) },
 	}
 	if d.Recost != nil && w.ask == nil && !rev.reserves {
@@ -197,8 +198,10 @@ func (s *Scope) admit(ctx context.Context, rev *Revision, d *Demand, c *Charge) 
 	if rev.reserves && d.since.IsZero() { // the policy may change while the store is asked
 		d.since = time.Now()
 	}
-	if _, err := s.tryNow(ctx, rev, d, c); err != nil || c.Scope != nil {
-		return err
+	if d.choice == nil {
+		if _, err := s.tryNow(ctx, rev, d, c); err != nil || c.Scope != nil {
+			return err
+		}
 	}
 	return s.wait(ctx, rev, d, c)
 }

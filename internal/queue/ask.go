@@ -16,7 +16,9 @@ func (q *Queue) firstUnreserved() *waiter { return q.waiters.at(len(q.reserved))
 
 // isOurTurn reports whether no other queue of the quota is ahead of this one, and no waiter of this
 // queue is coming back.
-func (q *Queue) isOurTurn() bool { return q.away.recalled == 0 && q.waiters.isFirst() }
+func (q *Queue) isOurTurn() bool {
+	return q.config.Quota != nil && q.away.recalled == 0 && q.waiters.isFirst()
+}
 
 // askTime returns when to ask the quota for the first waiter without a time.
 func (q *Queue) askTime(w *waiter) time.Time {
@@ -71,7 +73,7 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 		q.mu.Unlock()
 		return
 	}
-	turn, asking, ask, quota := Turn{Request: self.Request, Owner: self.owner}, ctx, self.Ask, q.config.Quota
+	turn, asking, ask, config := Turn{Request: self.Request, Owner: self.owner}, ctx, self.Ask, q.config
 	if ask != nil {
 		turn.Away = q.away.costAhead(self)
 		turn.StepAside, turn.StepBack = func() { q.stepAside(self) }, func() { q.stepBack(self) }
@@ -97,7 +99,7 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 		return
 	}
 	r.Cost, r.Owner = turn.Cost, turn.Owner
-	r.Decision, err = quota.TryAcquire(asking, turn.Request)
+	r.Decision, err = self.tryAcquire(asking, &config, turn.Request)
 }
 
 // setCost changes the cost of a waiter, which may have left. It does nothing if the generation has
@@ -224,7 +226,7 @@ func (q *Queue) applyReply(self *waiter, got []store.Decision, err error, interr
 		q.applyDecision(asked[i], d, now)
 	}
 	for _, w := range asked {
-		if !w.out.Load() && w.hasGivenUp(now) && q.waiters.ahead(w.rank, w.number, make([]int64, len(w.Request.Cost))) >= len(q.reserved) {
+		if !w.out.Load() && w.hasGivenUp(now) && q.waiters.ahead(w.rank, w.number, nil) >= len(q.reserved) {
 			q.expel(w, q.late(w, now))
 		}
 	}
@@ -267,7 +269,11 @@ func (q *Queue) admitMore(now time.Time) {
 		default:
 		}
 		q.config.specify(w, now)
-		d, err := q.config.Quota.TryAcquire(context.Background(), w.Request)
+		d, err := w.tryAcquire(context.Background(), &q.config, w.Request)
+		if err == errTaken {
+			q.expel(w, err)
+			continue
+		}
 		if err != nil {
 			return
 		}
@@ -314,7 +320,7 @@ func (q *Queue) applyDecision(w *waiter, d store.Decision, now time.Time) {
 // refuse expels a waiter because of the quota's decision.
 func (q *Queue) refuse(w *waiter, reason Reason, d store.Decision) {
 	if !w.out.Load() {
-		ahead := q.waiters.ahead(w.rank, w.number, make([]int64, len(w.Request.Cost)))
+		ahead := q.waiters.ahead(w.rank, w.number, nil)
 		q.expel(w, &Refusal{Reason: reason, Tier: d.Tier, Wait: d.Wait, Ahead: ahead, Crossed: d.Crossed})
 	}
 }
@@ -346,9 +352,9 @@ func (q *Queue) match(now time.Time) (unused []store.Decision) {
 		return nil
 	}
 	kept := q.reserved[:0]
-	w := q.waiters.first()
+	w, elsewhere := q.waiters.first(), 0 // waiters ahead that may be admitted elsewhere leave their times to others
 	for _, d := range q.reserved {
-		for w != nil && w.isLate(d.Reservation.Start) {
+		for w != nil && elsewhere == 0 && w.isLate(d.Reservation.Start) {
 			late := w
 			w = w.next()
 			q.expel(late, &Refusal{Reason: Late, Tier: d.Tier, Wait: d.Reservation.Start.Sub(now), Ahead: len(kept)})
@@ -356,6 +362,9 @@ func (q *Queue) match(now time.Time) (unused []store.Decision) {
 		if w == nil || d.Reservation.Expired(now) || !slices.Equal(d.Reservation.Cost, w.Request.Cost) {
 			unused = append(unused, d)
 			continue
+		}
+		if w.Elsewhere {
+			elsewhere++
 		}
 		kept = append(kept, d)
 		w = w.next()

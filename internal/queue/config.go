@@ -27,8 +27,11 @@ type Config struct {
 	// Replanned is called, without a lock, when the quota has a successor. It calls Replace with a
 	// configuration of the successor. If nil, nothing is called.
 	Replanned func()
-	// Quota decides. The queue watches it while callers wait.
+	// Quota decides. The queue watches it while callers wait. If nil, the queue admits nobody: it keeps the
+	// places of callers that other queues admit, and refuses those that are late by its Outlook.
 	Quota Quota
+	// Outlook is what the queue watches and forecasts by if Quota is nil.
+	Outlook Outlook
 	// Reserver reserves times in the quota. If nil, the quota reserves none.
 	Reserver store.Reserver
 	// Fast is the quota if it does not block. If nil, it may block.
@@ -52,6 +55,11 @@ type Config struct {
 // A Quota is what a queue asks: a store.Quota, or several together.
 type Quota interface {
 	TryAcquire(context.Context, store.Request) (store.Decision, error)
+	Outlook
+}
+
+// An Outlook tells what a quota will admit.
+type Outlook interface {
 	Watch(changed func(store.Change, time.Duration)) (stop func())
 	Forecast() store.Forecast
 	Soonest(cost []int64, headroom int64) (wait time.Duration, tier int)
@@ -61,6 +69,14 @@ type Quota interface {
 type Same interface {
 	// ReservesAs reports whether reservations of the other quota are as good as its own.
 	ReservesAs(Quota) bool
+}
+
+// outlook returns what the queue watches and forecasts by.
+func (c *Config) outlook() Outlook {
+	if c.Quota == nil {
+		return c.Outlook
+	}
+	return c.Quota
 }
 
 // rank returns the rank of a waiter without regard to reserved times.
@@ -96,9 +112,9 @@ func (c *Config) reservesAs(was *Config) bool {
 // soonest returns a lower bound of the wait of a request that finds no queue, and the tier that
 // decides. The queue does not watch the quota then, so the bound is never kept.
 func (c *Config) soonest(w *newcomer, now time.Time) (wait time.Duration, tier int) {
-	wait, tier = c.Quota.Soonest(w.Request.Cost, 0)
+	wait, tier = c.outlook().Soonest(w.Request.Cost, 0)
 	return c.yielding(w, now, wait, tier, func(headroom int64) (time.Duration, int) {
-		return c.Quota.Soonest(w.Request.Cost, headroom)
+		return c.outlook().Soonest(w.Request.Cost, headroom)
 	})
 }
 

@@ -81,7 +81,7 @@ func (f *forecasts) drop() { f.current, f.next = nil, nil }
 // makeForecast returns a new forecast for newcomers of a cost, or nil if the quota has none. It
 // counts waiters that are asked for as already charged.
 func (q *Queue) makeForecast(cost []int64, now time.Time) *forecast {
-	f := &forecast{Forecast: q.config.Quota.Forecast(), config: &q.config, made: now, cost: make([]int64, len(cost))}
+	f := &forecast{Forecast: q.config.outlook().Forecast(), config: &q.config, made: now, cost: make([]int64, len(cost))}
 	if f.Forecast == nil {
 		return nil
 	}
@@ -208,7 +208,7 @@ func (q *Queue) refuseIfLate(w *newcomer, now time.Time) error {
 }
 
 // outlook returns what a newcomer would meet, without MaxQueue.
-func (q *Queue) outlook(w *newcomer, now time.Time) (o Outlook) {
+func (q *Queue) outlook(w *newcomer, now time.Time) (o Prospects) {
 	var ahead int
 	o.Wait, o.Tier, ahead = q.forecast(w, now)
 	if o.Wait > w.timeLeft(now) && q.reviews.mayBeOvertaken(w.rank) && q.review(now, q.forecasts.steps(now)) {
@@ -222,29 +222,29 @@ func (q *Queue) outlook(w *newcomer, now time.Time) (o Outlook) {
 
 // forecast returns a lower bound of a newcomer's wait.
 func (q *Queue) forecast(w *newcomer, now time.Time) (wait time.Duration, tier, ahead int) {
-	sum := make([]int64, len(w.Request.Cost))
-	ahead = q.waiters.ahead(w.rank, w.number, sum)
+	firm, sum := q.waiters.firmAhead(w.rank, w.number, len(w.Request.Cost))
+	ahead = q.waiters.ahead(w.rank, w.number, nil)
 	tier = -1
 	if n := len(q.reserved); n > 0 {
-		d := q.reserved[min(ahead, n-1)] // its own time, or the last one ahead of it
+		d := q.reserved[min(firm, n-1)] // its own time, or the last one ahead of it
 		wait, tier = d.Reservation.Start.Sub(now), d.Tier
-		if ahead < n || wait > w.timeLeft(now) {
+		if firm < n || wait > w.timeLeft(now) {
 			return max(0, wait), tier, ahead
 		}
 	}
-	if ahead > len(q.reserved) && q.calls.retry == q.firstUnreserved() && q.calls.retryAt.After(now) {
+	if retry := q.calls.retry; firm > len(q.reserved) && retry == q.firstUnreserved() && q.calls.retryAt.After(now) && !retry.Elsewhere {
 		if ready := q.calls.readyAt.Sub(now); ready > wait {
 			wait, tier = ready, q.calls.decider-1
 		}
 	}
-	if least, decides := q.expected(w, ahead, sum, q.forecasts.steps(now), now); least > wait {
+	if least, decides := q.expected(w, firm, sum, q.forecasts.steps(now), now); least > wait {
 		wait, tier = least, decides
 	}
 	return wait, tier, ahead
 }
 
-// An Outlook is what a caller would meet that joined now.
-type Outlook struct {
+// Prospects are what a caller would meet that joined now.
+type Prospects struct {
 	// Wait is a lower bound of the wait.
 	Wait time.Duration
 	// Tier is the tier that decides, or -1 if none does.
@@ -256,9 +256,9 @@ type Outlook struct {
 	Refusal *Refusal
 }
 
-// Forecast returns the outlook of a caller whose deadline is t.GiveUp. It uses the request, the Class
+// Forecast returns the prospects of a caller whose deadline is t.GiveUp. It uses the request, the Class
 // and the GiveUp of t, whose Renew returns no error.
-func (q *Queue) Forecast(t Ticket) Outlook {
+func (q *Queue) Forecast(t Ticket) Prospects {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := time.Now()
@@ -268,8 +268,7 @@ func (q *Queue) Forecast(t Ticket) Outlook {
 	w.rank = q.rank(w)
 	o := q.outlook(w, now)
 	if n := q.Len(); o.Refusal == nil && q.isLimited(n+1, now) {
-		none := make([]int64, len(w.Request.Cost))
-		if q.waiters.ahead(w.rank, w.number, none)+q.away.ahead(w.rank, math.MaxUint64, none) == n {
+		if q.waiters.ahead(w.rank, w.number, nil)+q.away.ahead(w.rank, math.MaxUint64, nil) == n {
 			o.Refusal = &Refusal{Reason: Full, Tier: -1, Ahead: n}
 		}
 	}
@@ -354,7 +353,7 @@ func (q *Queue) reviewEarly(now time.Time) {
 	}
 }
 
-// A reviewer searches for waiters that are late.
+// A reviewer searches for waiters that are late. It counts those ahead that do not wait elsewhere.
 type reviewer struct {
 	queue    *Queue
 	forecast *forecast
@@ -370,7 +369,7 @@ type reviewer struct {
 // late returns the first waiter in a subtree that is late, or nil if there is none. It skips a
 // subtree if its last waiter is admitted before the soonest deadline in it.
 func (r *reviewer) late(at *waiter, ahead int, sum []int64) *waiter {
-	if at == nil || at.soonest.IsZero() || ahead+at.size <= r.from {
+	if at == nil || at.soonest.IsZero() || ahead+at.firm() <= r.from {
 		return nil
 	}
 	r.visited++
@@ -380,9 +379,12 @@ func (r *reviewer) late(at *waiter, ahead int, sum []int64) *waiter {
 	if w := r.late(at.left, ahead, sum); w != nil {
 		return w
 	}
-	ahead += at.left.count()
+	ahead += at.left.firm()
 	sum = append([]int64(nil), sum...)
-	at.left.addTo(sum)
+	at.left.addFirm(sum)
+	if at.Elsewhere {
+		return r.late(at.right, ahead, sum)
+	}
 	if ahead >= r.from {
 		if r.from = ahead; r.isLate(at, ahead, sum) {
 			return at
@@ -404,8 +406,10 @@ func (r *reviewer) isLate(w *waiter, ahead int, sum []int64) bool {
 // bound returns an upper bound of the forecast for all waiters in a subtree.
 func (r *reviewer) bound(at *waiter, ahead int, sum []int64) time.Duration {
 	f := r.forecast
-	latest, _ := f.Total(f.behind(sum), at.sum, int64(f.config.Headroom))
-	if last := min(ahead+at.size-1+f.admitted, len(f.at)-1); last >= 0 {
+	cost := make([]int64, len(sum))
+	at.addFirm(cost)
+	latest, _ := f.Total(f.behind(sum), cost, int64(f.config.Headroom))
+	if last := min(ahead+at.firm()-1+f.admitted, len(f.at)-1); last >= 0 {
 		latest = max(latest, f.at[last])
 	}
 	if latest == forever {

@@ -78,6 +78,9 @@ func (q *Queue) Wait(ctx context.Context, t Ticket) (Result, error) {
 			q.timers.sleep(ctx, w, do)
 		}
 		if err := ctx.Err(); err != nil && !w.out.Load() {
+			if context.Cause(ctx) == ErrAdmitted {
+				err = ErrAdmitted
+			}
 			return q.quit(w, err)
 		}
 		switch {
@@ -86,6 +89,9 @@ func (q *Queue) Wait(ctx context.Context, t Ticket) (Result, error) {
 		case w.missedStart():
 			w.reserver.Cancel([]store.Decision{w.decision})
 			t.Since, t.place, t.missedStart = w.Since, w.number, true
+			if t.Choice != nil {
+				t.Choice.giveBack()
+			}
 			return q.Wait(ctx, t)
 		default:
 			return w.result()
@@ -183,7 +189,7 @@ func (q *Queue) add(w *waiter) {
 	}
 	q.waiting.Add(1)
 	if q.unwatch == nil {
-		q.unwatch = q.config.Quota.Watch(q.onChange)
+		q.unwatch = q.config.outlook().Watch(q.onChange)
 	}
 }
 
@@ -227,10 +233,9 @@ func (q *Queue) late(w *waiter, now time.Time) *Refusal {
 	if u := q.unavailable(w, context.DeadlineExceeded, now); u != nil {
 		return u
 	}
-	sum := make([]int64, len(w.Request.Cost))
-	ahead := q.waiters.ahead(w.rank, w.number, sum)
-	wait, tier := q.expected(&w.newcomer, ahead, sum, 0, now)
-	return &Refusal{Reason: Late, Tier: tier, Wait: wait, Ahead: ahead}
+	firm, sum := q.waiters.firmAhead(w.rank, w.number, len(w.Request.Cost))
+	wait, tier := q.expected(&w.newcomer, firm, sum, 0, now)
+	return &Refusal{Reason: Late, Tier: tier, Wait: wait, Ahead: q.waiters.ahead(w.rank, w.number, nil)}
 }
 
 // quit removes a waiter whose context has ended. The waiter is charged nothing, and its reserved
@@ -246,6 +251,9 @@ func (q *Queue) quit(w *waiter, err error) (Result, error) {
 		err = u
 	}
 	wasFirst := w == q.waiters.first()
+	if err == ErrAdmitted {
+		q.forecasts.admitted(w)
+	}
 	q.remove(w)
 	if wasFirst || len(q.reserved) > 0 { // else it changes nothing for the waiters that are awake or asked for
 		q.reconcile(now, nil)
@@ -309,9 +317,14 @@ func (q *Queue) stopWatching() {
 func (q *Queue) reconcile(now time.Time, self *waiter) {
 	unused := q.match(now)
 	for q.headIsDue(now) {
-		d := q.reserved[0]
+		w, d := q.waiters.first(), q.reserved[0]
+		if !w.take() {
+			q.expel(w, errTaken)
+			unused = append(unused, q.match(now)...) // the time may be another's
+			continue
+		}
 		q.reserved = q.reserved[1:]
-		q.admit(q.waiters.first(), d)
+		q.admit(w, d)
 	}
 	for q.isFull(now) {
 		q.expel(q.last(), &Refusal{Reason: Full, Tier: -1, Ahead: q.Len() - 1})
@@ -477,7 +490,7 @@ func (q *Queue) Replace(c Config) {
 	if q.Len() == 0 {
 		return
 	}
-	q.unwatch = q.config.Quota.Watch(q.onChange)
+	q.unwatch = q.config.outlook().Watch(q.onChange)
 	now := time.Now()
 	for _, w := range q.calls.asking {
 		q.config.specify(w, now)

@@ -25,6 +25,10 @@ type node struct {
 	byClass [3]int32
 	// sum is the cost of the subtree, by unit.
 	sum []int64
+	// elsewhere is the number of waiters of the subtree that wait in other queues too, and elsewhereSum
+	// is their cost. If none do, it is nil.
+	elsewhere    int32
+	elsewhereSum []int64
 	// mixed reports that the waiters of the subtree have different costs.
 	mixed    bool
 	priority uint32
@@ -52,7 +56,7 @@ func (w *waiter) before(rank time.Time, number uint64) bool {
 }
 
 // ahead returns how many waiters are served before a waiter of a rank and number, and adds their cost
-// to sum. The number of a newcomer is 0.
+// to sum unless that is nil. The number of a newcomer is 0.
 func (t *tree) ahead(rank time.Time, number uint64, sum []int64) (n int) {
 	if number == 0 {
 		number = t.last + 1
@@ -68,6 +72,77 @@ func (t *tree) ahead(rank time.Time, number uint64, sum []int64) (n int) {
 		}
 	}
 	return n
+}
+
+// firm returns the number of waiters of the subtree that wait in no other queue.
+func (w *waiter) firm() int {
+	if w == nil {
+		return 0
+	}
+	return w.size - int(w.elsewhere)
+}
+
+// addFirm adds the cost of those waiters to sum.
+func (w *waiter) addFirm(sum []int64) {
+	if w == nil {
+		return
+	}
+	add(sum, w.sum)
+	for u, n := range w.elsewhereSum {
+		sum[u] -= n
+	}
+}
+
+// addElsewhere adds a waiter of the subtree to those that wait in other queues too, if it does.
+func (w *waiter) addElsewhere(one *waiter) {
+	if !one.Elsewhere {
+		return
+	}
+	if w.elsewhere++; w.elsewhereSum == nil {
+		w.elsewhereSum = make([]int64, len(w.sum))
+	}
+	add(w.elsewhereSum, one.Request.Cost)
+}
+
+// updateElsewhere recomputes what addElsewhere adds up.
+func (w *waiter) updateElsewhere() {
+	w.elsewhere = 0
+	clear(w.elsewhereSum)
+	w.addElsewhere(w)
+	for _, child := range []*waiter{w.left, w.right} {
+		if child == nil || child.elsewhere == 0 {
+			continue
+		}
+		if w.elsewhere += child.elsewhere; w.elsewhereSum == nil {
+			w.elsewhereSum = make([]int64, len(w.sum))
+		}
+		add(w.elsewhereSum, child.elsewhereSum)
+	}
+}
+
+// firmAhead is ahead without the waiters that wait in other queues too. It returns their cost in so many
+// units.
+func (t *tree) firmAhead(rank time.Time, number uint64, units int) (n int, sum []int64) {
+	sum = make([]int64, units)
+	if t.root == nil || t.root.elsewhere == 0 {
+		return t.ahead(rank, number, sum), sum
+	}
+	if number == 0 {
+		number = t.last + 1
+	}
+	for at := t.root; at != nil; {
+		if !at.before(rank, number) {
+			at = at.left
+			continue
+		}
+		n += at.left.firm()
+		if at.left.addFirm(sum); !at.Elsewhere {
+			n++
+			add(sum, at.Request.Cost)
+		}
+		at = at.right
+	}
+	return n, sum
 }
 
 // aheadByClass is ahead by class.
@@ -129,6 +204,9 @@ func (w *waiter) addTo(sum []int64) {
 }
 
 func add(sum, cost []int64) {
+	if sum == nil {
+		return
+	}
 	for u, n := range cost {
 		sum[u] += n
 	}
@@ -140,6 +218,7 @@ func (t *tree) insert(w *waiter) {
 	w.node = node{priority: rand.Uint32(), size: 1, soonest: w.deadline}
 	w.byClass[w.Class] = 1
 	w.sum = append(w.few[:0], w.Request.Cost...)
+	w.addElsewhere(w)
 	at := &t.root
 	for *at != nil {
 		parent := *at
@@ -147,6 +226,7 @@ func (t *tree) insert(w *waiter) {
 		parent.size++
 		parent.byClass[w.Class]++
 		add(parent.sum, w.Request.Cost)
+		parent.addElsewhere(w)
 		parent.soonest = sooner(parent.soonest, w.deadline)
 		parent.mixed = parent.mixed || !slices.Equal(parent.Request.Cost, w.Request.Cost)
 		if parent.before(w.rank, w.number) {
@@ -202,7 +282,7 @@ func (t *tree) build(waiters []*waiter) {
 	t.root = nil
 	var spine []*waiter // from the root to the last waiter, each the right child of the one before
 	for _, w := range waiters {
-		w.sum = append(w.few[:0], w.Request.Cost...)
+		w.sum, w.elsewhereSum = append(w.few[:0], w.Request.Cost...), nil
 		w.left, w.right, w.parent = nil, nil, nil
 		for n := len(spine); n > 0 && spine[n-1].priority < w.priority; n-- {
 			w.left, spine = spine[n-1], spine[:n-1]
@@ -228,6 +308,9 @@ func (w *waiter) subtract(left, child *waiter) {
 	w.byClass[left.Class]--
 	for u, n := range left.Request.Cost {
 		w.sum[u] -= n
+	}
+	if left.Elsewhere {
+		w.updateElsewhere()
 	}
 	w.mixed = w.mixed && (w.differs(child) || w.differs(w.left) || w.differs(w.right))
 	if !left.deadline.IsZero() && w.soonest.Equal(left.deadline) {
@@ -282,6 +365,7 @@ func (w *waiter) update() {
 	w.size, w.byClass, w.mixed = 1, [3]int32{}, false
 	w.byClass[w.Class] = 1
 	copy(w.sum, w.Request.Cost)
+	w.updateElsewhere()
 	for _, child := range []*waiter{w.left, w.right} {
 		if child != nil {
 			w.size += child.size

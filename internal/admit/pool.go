@@ -1,0 +1,414 @@
+package admit
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/queue"
+)
+
+// A Pool admits each request in one of several Paths, its members: in the one that has room first. A caller
+// that waits has a place, by its arrival, in the queue of each member that may serve it. The first member that
+// admits the caller takes it out of the other queues. Therefore a pool has no order of its own beside the
+// orders of its members' quotas, in which the callers of other Limiters and pools wait too.
+type Pool struct {
+	// Spill is how long a request waits for the preferred members before others may serve it. If nil, it does
+	// not wait for them.
+	Spill *time.Duration
+
+	members atomic.Pointer[[]*Member] // by rank
+
+	mu      sync.Mutex // guards all below, and the credit of the members; no other lock is taken under it
+	callers map[*caller]struct{}
+	rooms   []*room
+}
+
+// A Member is a Path of a Pool. Its exported fields do not change.
+type Member struct {
+	Name         string
+	Path         *Path
+	Weight, Rank int
+	Of           any // what the Path belongs to
+
+	credit int // the shares of requests that it is behind, see Pool.next
+}
+
+// maxMembers is the largest number of members of a Pool.
+const maxMembers = 64
+
+// Members returns the members by rank. The caller must not change them.
+func (p *Pool) Members() []*Member {
+	if members := p.members.Load(); members != nil {
+		return *members
+	}
+	return nil
+}
+
+func (p *Pool) spill() time.Duration {
+	if p.Spill == nil {
+		return 0
+	}
+	return *p.Spill
+}
+
+// Add adds members. Waiting callers may go to them at once.
+func (p *Pool) Add(members ...*Member) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := slices.Clone(p.Members())
+	for _, m := range members {
+		if err := m.check(all); err != nil {
+			return err
+		}
+		all = append(all, m)
+	}
+	if len(all) > maxMembers {
+		return fmt.Errorf("throttle: pool of %d members: it must have at most %d", len(all), maxMembers)
+	}
+	slices.SortStableFunc(all, func(a, b *Member) int { return cmp.Compare(a.Rank, b.Rank) })
+	p.change(all)
+	return nil
+}
+
+// check returns an error if the member cannot join others.
+func (m *Member) check(others []*Member) error {
+	switch {
+	case m.Name == "":
+		return errors.New("throttle: pool: a member has no Name: give each member its own")
+	case m.Path == nil:
+		return m.errorf("Limiter is nil: set it")
+	case m.Weight < 1:
+		return m.errorf("Weight is %d: it must be at least 1, or 0 for 1", m.Weight)
+	case m.Rank < 0:
+		return m.errorf("Rank is %d: it must be at least 0", m.Rank)
+	case m.Path.Policy().Shadow:
+		return m.errorf("its policy has Shadow: set that to false")
+	}
+	for _, o := range others {
+		switch {
+		case o.Name == m.Name:
+			return m.errorf("another member has that Name: give each its own")
+		case m.Path == o.Path || m.Path.err == nil && o.Path.err == nil && m.Path.isSameQuota(o.Path):
+			return m.errorf("it has the quota of member %q: one quota does not add up", o.Name)
+		}
+	}
+	return nil
+}
+
+func (m *Member) errorf(format string, args ...any) error {
+	return fmt.Errorf("throttle: pool member %q: "+format, append([]any{m.Name}, args...)...)
+}
+
+// Remove removes a member. Waiting callers leave its queue and keep their places in the others.
+func (p *Pool) Remove(name string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := p.Members()
+	left := slices.DeleteFunc(slices.Clone(all), func(m *Member) bool { return m.Name == name })
+	if len(left) == len(all) {
+		return false
+	}
+	p.change(left)
+	return true
+}
+
+// change replaces the members. The caller holds the lock.
+func (p *Pool) change(members []*Member) {
+	p.members.Store(&members)
+	for c := range p.callers {
+		go c.again()
+	}
+}
+
+// Waiting returns how many callers wait.
+func (p *Pool) Waiting() (n int) {
+	p.mu.Lock()
+	rooms := slices.Clone(p.rooms)
+	p.mu.Unlock()
+	for _, r := range rooms {
+		n += r.queue.Len()
+	}
+	return n
+}
+
+func (p *Pool) enter(c *caller) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.callers == nil {
+		p.callers = make(map[*caller]struct{})
+	}
+	p.callers[c] = struct{}{}
+}
+
+func (p *Pool) leave(c *caller) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.callers, c)
+}
+
+// preferred returns how many of the members, which are in the order of their ranks, have the rank of the
+// first.
+func preferred(members []*Member) int {
+	n := slices.IndexFunc(members, func(m *Member) bool { return m.Rank != members[0].Rank })
+	if n < 0 {
+		return len(members)
+	}
+	return n
+}
+
+// A round is a choice among members that have room. Members of a lower rank come first, and those of one rank
+// take turns by their weights (smooth weighted round robin).
+type round struct {
+	pool    *Pool
+	members []*Member
+	tried   uint64 // the members that were chosen, by index
+}
+
+// next returns the index of the next member to ask, or -1 after the last one.
+func (r *round) next() int {
+	if len(r.members) == 1 {
+		if r.tried != 0 {
+			return -1
+		}
+		r.tried = 1
+		return 0
+	}
+	r.pool.mu.Lock()
+	defer r.pool.mu.Unlock()
+	best := -1
+	for i, m := range r.members {
+		if r.tried&(1<<i) != 0 || best >= 0 && m.Rank > r.members[best].Rank {
+			continue
+		}
+		if best < 0 || m.credit+m.Weight > r.members[best].credit+r.members[best].Weight {
+			best = i
+		}
+	}
+	if best >= 0 {
+		r.tried |= 1 << best
+	}
+	return best
+}
+
+// took notes that a member has admitted a request.
+func (r *round) took(took *Member) {
+	if len(r.members) == 1 {
+		return
+	}
+	r.pool.mu.Lock()
+	defer r.pool.mu.Unlock()
+	total := 0
+	for _, m := range r.members {
+		if m.Rank == took.Rank {
+			total += m.Weight
+		}
+	}
+	for _, m := range r.members {
+		if m.Rank == took.Rank {
+			m.credit = min(m.credit+m.Weight, total) // one that is full does not save up
+		}
+	}
+	took.credit -= total
+}
+
+// quick returns the members that a request may go to at once.
+func (p *Pool) quick(ctx context.Context) round {
+	members := p.Members()
+	if len(members) > 1 {
+		if p.spill() > 0 {
+			members = members[:preferred(members)]
+		}
+		if stickyKeyOf(ctx) != "" {
+			members = nil
+		}
+	}
+	return round{pool: p, members: members}
+}
+
+// AllowOne admits one request, of which nothing more is reported, if it need not wait and nobody observes
+// it. If it returns false, the request needs Admit.
+func (p *Pool) AllowOne(ctx context.Context) bool {
+	r := p.quick(ctx)
+	for i := r.next(); i >= 0; i = r.next() {
+		m := r.members[i]
+		if m.Path.isObserved() {
+			return false
+		}
+		if _, ok := m.Path.AllowOne(ctx); ok {
+			r.took(m)
+			return true
+		}
+	}
+	return false
+}
+
+// TryOne is AllowOne for a held request, and returns the member that has admitted it, or nil.
+func (p *Pool) TryOne(ctx context.Context, a *Admission) *Member {
+	r := p.quick(ctx)
+	for i := r.next(); i >= 0; i = r.next() {
+		m := r.members[i]
+		if m.Path.isObserved() {
+			return nil
+		}
+		if m.Path.TryOne(ctx, a) {
+			r.took(m)
+			return m
+		}
+	}
+	return nil
+}
+
+// isObserved reports whether a policy's Events receive what happens to a request.
+func (p *Path) isObserved() bool { return p.err == nil && p.revision().Events != nil }
+
+// canAdmit returns the error of a demand that the Path can never admit.
+func (p *Path) canAdmit(d *Demand) error {
+	s, err := p.Enter()
+	if err != nil {
+		return err
+	}
+	defer s.Leave()
+	if _, err = p.revisionFor(s, d); err != nil {
+		return err
+	}
+	for ; p != nil && err == nil; p = p.outer {
+		_, err = p.revision().costOf(d)
+	}
+	return err
+}
+
+// able returns the members that can serve a demand at some time, by rank, and, if there is none, the error of
+// the others.
+func (p *Pool) able(d *Demand, refused map[*Member]error) (able []*Member, err error) {
+	members := p.Members()
+	if err := checkUnits(members, d.Cost); err != nil {
+		return nil, err
+	}
+	for _, m := range members {
+		failed := refused[m]
+		if failed == nil {
+			failed = m.Path.canAdmit(d)
+		}
+		if failed != nil {
+			err = betterError(err, failed)
+			continue
+		}
+		able = append(able, m)
+	}
+	if len(members) == 0 {
+		err = errNoMembers
+	}
+	return able, err
+}
+
+var errNoMembers = errors.New("throttle: the pool has no members: add one")
+
+// checkUnits returns an error for a cost that names a unit that no member counts.
+func checkUnits(members []*Member, cost map[string]int64) error {
+	for unit := range cost {
+		known := unit == algorithms.Requests
+		var units []string
+		for _, m := range members {
+			if m.Path.err == nil && !known {
+				units = append(units, m.Path.units()...)
+				known = slices.Contains(units, unit)
+			}
+		}
+		if slices.Sort(units); !known && len(units) > 0 {
+			return fmt.Errorf("throttle: cost names the unit %q: the pool's members count %s", unit, strings.Join(slices.Compact(units), ", "))
+		}
+	}
+	return nil
+}
+
+// hopeOrder orders the reasons of refusals, from those that end soonest.
+var hopeOrder = [...]int{
+	queue.Late: 0, queue.Unavailable: 1, queue.Full: 2, queue.Banned: 3, queue.Exhausted: 4,
+	NeedsPermit: 5, ExceedsCapacity: 6, TooManyKeys: 7, queue.Closed: 8,
+}
+
+// betterError returns the error, of two members, that ends sooner. Either may be nil.
+func betterError(a, b error) error {
+	r, ok := a.(*Refusal)
+	s, is := b.(*Refusal)
+	switch {
+	case a == nil || !ok && is:
+		return b
+	case b == nil || !is:
+		return a
+	case hopeOrder[r.Reason] != hopeOrder[s.Reason]:
+		if hopeOrder[r.Reason] < hopeOrder[s.Reason] {
+			return a
+		}
+		return b
+	case s.Wait > 0 && (r.Wait == 0 || s.Wait < r.Wait):
+		return b
+	}
+	return a
+}
+
+type stickyKey struct{}
+
+// WithStickyKey returns a copy of ctx whose requests prefer one member of a Pool, by a key.
+func WithStickyKey(ctx context.Context, key string) context.Context {
+	return context.WithValue(ctx, stickyKey{}, key)
+}
+
+func stickyKeyOf(ctx context.Context) string {
+	key, _ := ctx.Value(stickyKey{}).(string)
+	return key
+}
+
+// stick returns the member that the requests of a key prefer, by weighted rendezvous hashing: another member
+// takes over only the keys that it prefers, and leaves only its own.
+func stick(members []*Member, key string) *Member {
+	var best *Member
+	most := math.Inf(-1)
+	for _, m := range members {
+		h := uint64(14695981039346656037) // FNV-1a, and a finalizer that spreads similar keys
+		for _, s := range [...]string{m.Name, "\x00", key} {
+			for i := range len(s) {
+				h = (h ^ uint64(s[i])) * 1099511628211
+			}
+		}
+		h = (h ^ h>>33) * 0xff51afd7ed558ccd
+		h = (h ^ h>>33) * 0xc4ceb9fe1a85ec53
+		h ^= h >> 33
+		uniform := (float64(h>>11) + 0.5) / (1 << 53)
+		if score := -float64(m.Weight) / math.Log(uniform); score > most {
+			best, most = m, score
+		}
+	}
+	return best
+}
+
+// stages returns the members that may serve a request, by how long it has waited: those of each stage may
+// serve it too after those of the stages before let it wait for Spill.
+func (p *Pool) stages(able []*Member, key string) (stages [][]*Member) {
+	n := preferred(able)
+	if key != "" && n > 1 {
+		stages = append(stages, []*Member{stick(able[:n], key)})
+	}
+	for ; n < len(able); n += preferred(able[n:]) {
+		stages = append(stages, able[:n])
+	}
+	return append(stages, able)
+}
+
+func (m *Member) isNear() bool {
+	for p := m.Path; p != nil; p = p.outer {
+		if p.err != nil || !p.revision().foresees {
+			return false
+		}
+	}
+	return true
+}
