@@ -54,7 +54,6 @@ type quota struct {
 
 	mu       sync.Mutex // guards all below
 	next     *quota     // under the plan that replaced this one; nil until it is needed
-	returned time.Time  // when a reservation of a time to come was last returned
 	observed time.Time  // of the last report of the provider's counts
 }
 

@@ -167,18 +167,14 @@ func (q *quota) appendBudgets(args []any) []any {
 	return append(append(args, len(q.budgets)), q.budgets...)
 }
 
-// turnLength returns for how long behind the first time to come a process reserves. A returned time
-// is lost to a request that costs more. So a process reserves for a short time if its requests have
-// unlike costs and a caller gave up within the last minute.
+// turnLength returns for how long behind the first time to come a process reserves. A returned time is lost to
+// a request that costs more, so a process whose requests have unlike costs reserves for a shorter time.
 func (q *quota) turnLength(requests []store.Request) time.Duration {
-	length := q.store.options.Horizon
 	unlike := func(r store.Request) bool { return !slices.Equal(r.Cost, requests[0].Cost) }
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if time.Since(q.returned) < time.Minute && slices.ContainsFunc(requests, unlike) {
-		return length / 10
+	if slices.ContainsFunc(requests, unlike) {
+		return q.store.options.Horizon / 3
 	}
-	return length
+	return q.store.options.Horizon
 }
 
 // Trip returns the usual duration of a round trip to Redis.
@@ -272,18 +268,12 @@ func (q *quota) refund(reserved []store.Decision, lends bool) {
 		guard time.Duration
 		clock int64
 	}
-	back, future := make(map[alike][]*store.Reservation), false
+	back := make(map[alike][]*store.Reservation)
 	for _, b := range reserved {
 		if a := b.Reservation; a != nil && a.State == state.id() && refundableUntil(a, lends).After(now) {
 			of := alike{a.Guard, a.Clock}
 			back[of] = append(back[of], a)
-			future = future || a.Start.After(now)
 		}
-	}
-	if future {
-		newest.mu.Lock()
-		newest.returned = now
-		newest.mu.Unlock()
 	}
 	for of, all := range back {
 		for some := range slices.Chunk(all, mostACall) {

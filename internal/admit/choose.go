@@ -18,15 +18,13 @@ func (p *Pool) Admit(ctx context.Context, d *Demand, a *Admission) (by *Member, 
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	c := &caller{pool: p, demand: *d, key: stickyKeyOf(ctx), since: time.Now()}
-	stages, err := c.stages()
-	if err != nil {
+	if err := p.checkUnits(d.Cost); err != nil {
 		return nil, err
 	}
-	if d.Record != nil {
-		d.Record.Chosen(stages[0][0])
-	}
-	if by, err = c.tryNow(ctx, stages, a); by == nil && err == nil {
+	d.anyUnit = true
+	since := time.Now()
+	if by, err = p.tryNow(ctx, d, a); by == nil && !d.NoWait {
+		c := &caller{pool: p, demand: *d, key: stickyKeyOf(ctx), since: since}
 		by, err = c.admit(ctx, a)
 	}
 	if err != nil {
@@ -37,6 +35,53 @@ func (p *Pool) Admit(ctx context.Context, d *Demand, a *Admission) (by *Member, 
 	}
 	a.announce(d.Record)
 	return by, nil
+}
+
+// tryNow asks members, one after the other, whether they have room now: those that decide in this process, or,
+// for a request that does not wait, all. If it returns no member and the request does not wait, the error is
+// that of the member that would admit it soonest.
+func (p *Pool) tryNow(ctx context.Context, d *Demand, a *Admission) (by *Member, err error) {
+	r := p.quick(ctx, d.NoWait)
+	soonest, first := store.Decision{}, (*Member)(nil)
+	var rev *Revision
+	for i := r.next(); i >= 0; i = r.next() {
+		m := r.members[i]
+		if !d.NoWait && !m.isNear() {
+			continue
+		}
+		decision, failed := m.Path.try(ctx, d, a)
+		switch {
+		case a.Charged():
+			r.took(m)
+			return m, nil
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case failed != nil:
+			err = betterError(err, failed)
+		case first == nil || decision.Wait < soonest.Wait:
+			first, soonest, rev = m, decision, a.Revision
+		}
+	}
+	switch {
+	case first != nil && d.NoWait:
+		err = first.Path.notNow(ctx, d, rev, soonest)
+	case err == nil && len(r.members) == 0:
+		err = errNoMembers
+	}
+	return nil, err
+}
+
+// try is Admit without waiting, but it returns the decision on a request that would have to wait. The demand's
+// record receives nothing.
+func (p *Path) try(ctx context.Context, d *Demand, a *Admission) (store.Decision, error) {
+	record := d.Record
+	d.Record = nil
+	defer func() { d.Record = record }()
+	s, err := p.Enter()
+	if err != nil {
+		return store.Decision{}, err
+	}
+	return p.decide(ctx, s, d, a, false)
 }
 
 // A caller is a request to a Pool that is not admitted yet.
@@ -56,6 +101,8 @@ type caller struct {
 	last    int                 // the number of the last option
 	refused map[*Member]error   // the errors of other members
 	timers  []*time.Timer       // which end the refusals of members
+	held    *option             // with a reserved time that fits no other caller; nil if there is none
+	heldAt  time.Time           // that time
 	winner  *option             // that has admitted the request; nil if none has
 	failed  *option             // in which a function of the user did not return; nil if it did
 	changed bool                // the members have changed, or one has refused the request
@@ -105,47 +152,6 @@ func (c *caller) refusals() map[*Member]error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.refused)
-}
-
-// tryNow asks members whether one has room now: those of the first stage that decide without a round trip,
-// or, for a request that does not wait, all. It returns no member and no error if the request has to wait.
-func (c *caller) tryNow(ctx context.Context, stages [][]*Member, a *Admission) (by *Member, err error) {
-	var tried []*Member
-	for _, members := range stages {
-		r := round{pool: c.pool, members: members}
-		for i := r.next(); i >= 0; i = r.next() {
-			m := members[i]
-			if slices.Contains(tried, m) || !c.demand.NoWait && !m.isNear() {
-				continue
-			}
-			tried = append(tried, m)
-			failed := m.Path.try(ctx, c.demand, a)
-			if a.Charged() {
-				r.took(m)
-				return m, nil
-			}
-			if err = betterError(err, failed); ctx.Err() != nil {
-				return nil, ctx.Err()
-			}
-		}
-		if c.pool.spill() > 0 && !c.demand.NoWait {
-			break
-		}
-	}
-	if !c.demand.NoWait {
-		err = nil
-	}
-	return nil, err
-}
-
-// try is Admit without waiting. The demand's record receives nothing.
-func (p *Path) try(ctx context.Context, d Demand, a *Admission) error {
-	d.Record, d.Queued = nil, nil
-	s, err := p.Enter()
-	if err != nil {
-		return err
-	}
-	return p.Admit(ctx, s, &d, a, false)
 }
 
 // admit waits until a member admits the request.
@@ -265,13 +271,12 @@ func (c *caller) join(members []*Member) {
 	c.mu.Lock()
 	for m, o := range c.options {
 		if !slices.Contains(members, m) {
-			o.stopped = true
-			o.cancel()
+			c.stop(o)
 		}
 	}
 	c.mu.Unlock()
 	var idle []*Member // that a round trip away decide, each for this caller alone
-	r := round{pool: c.pool, members: members}
+	r := round{pool: c.pool, members: members, first: -1}
 	for i := r.next(); i >= 0; i = r.next() {
 		if m := members[i]; !m.isNear() && m.Path.Waiting() == 0 {
 			idle = append(idle, m)
@@ -284,6 +289,48 @@ func (c *caller) join(members []*Member) {
 	}
 	if len(idle) > 1 && c.begin() {
 		go c.askLater(idle)
+	}
+}
+
+// stop leaves the queue of an option. The caller holds the lock.
+func (c *caller) stop(o *option) {
+	o.stopped = true
+	o.cancel()
+	delete(c.options, o.member)
+}
+
+// overdue is how long after its time a reservation may be taken for lost.
+const overdue = 100 * time.Millisecond
+
+// told receives that a time was reserved which fits no other caller, so that it is lost if another member
+// admits this one. Therefore the caller leaves the other queues whose quotas reserve, until the time is void.
+func (o *option) told(at time.Time) {
+	c := o.caller
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.left || c.winner != nil || c.options[o.member] != o:
+		return
+	case c.held != nil && c.held != o && !at.Before(c.heldAt):
+		c.stop(o)
+		return
+	}
+	c.held, c.heldAt = o, at
+	for m, other := range c.options {
+		if other != o && !m.isNear() {
+			c.stop(other)
+		}
+	}
+	c.timers = append(c.timers, time.AfterFunc(time.Until(at)+overdue, func() { c.release(o.member) }))
+}
+
+// release lets the caller ask all members again, because the time that a member has reserved is void.
+func (c *caller) release(m *Member) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.held != nil && c.held.member == m {
+		c.held = nil
+		c.signal(errChanged)
 	}
 }
 
@@ -330,7 +377,7 @@ func (c *caller) askLater(members []*Member) {
 func (c *caller) ask(m *Member) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.left || c.winner != nil || c.options[m] != nil || c.refused[m] != nil {
+	if c.left || c.winner != nil || c.options[m] != nil || c.refused[m] != nil || c.isContent(m) {
 		return
 	}
 	c.last++
@@ -340,6 +387,12 @@ func (c *caller) ask(m *Member) {
 	c.options[m] = o
 	c.asked.Add(1)
 	go o.ask(ctx)
+}
+
+// isContent reports whether the caller does not ask a member because another one has reserved a time for it,
+// soon, or because others already wait for that member.
+func (c *caller) isContent(m *Member) bool {
+	return c.held != nil && !m.isNear() && (m.Path.Waiting() > 0 || time.Until(c.heldAt) < mostPatience)
 }
 
 // ask admits the request in the member.
@@ -355,6 +408,7 @@ func (o *option) ask(ctx context.Context) {
 	}()
 	d := o.caller.demand
 	d.Record, d.Queued, d.Recost = &o.decider, nil, nil
+	d.told = o.told
 	d.since, d.choice, d.option, d.elsewhere = o.caller.since, &o.caller.choice, o.number, true
 	err = o.member.Path.admitQuietly(ctx, &d, &o.admission)
 	returned = true
@@ -387,7 +441,12 @@ func (c *caller) answer(o *option, err error, returned bool) {
 func (c *caller) record(o *option, err error, returned bool) (surplus bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.options, o.member)
+	if c.options[o.member] == o {
+		delete(c.options, o.member)
+	}
+	if c.held == o {
+		c.held = nil
+	}
 	switch {
 	case !returned:
 		c.failed = o

@@ -26,9 +26,11 @@ type Demand struct {
 	since      time.Time                // when the caller first asked, for its place in a queue; zero for now
 	waited     map[*Scope]time.Duration // in outer scopes so far, of a demand that may ask them again; nil if it is in none
 
-	choice    *queue.Choice // of a caller that several members of a Pool may admit; nil if there is none
-	option    int           // of the choice
-	elsewhere bool          // the caller waits for other members too
+	anyUnit   bool            // the cost may name units that the Path does not count
+	told      func(time.Time) // see queue.Ticket
+	choice    *queue.Choice   // of a caller that several members of a Pool may admit; nil if there is none
+	option    int             // of the choice
+	elsewhere bool            // the caller waits for other members too
 
 	giveUp time.Time // when the request is no longer worth waiting for, as giveUpAt found
 	atOnce bool      // one call charges it in all scopes, and finds out which budgets are exhausted
@@ -81,7 +83,7 @@ func (d *Demand) longer(rev *Revision) time.Duration {
 // asRefundable returns the demand as one whose charge can be refunded. Its cost stays the same: all scopes
 // charge the same estimate.
 func (d Demand) asRefundable() Demand {
-	d.Held, d.refundable, d.Recost, d.choice = true, true, nil, nil
+	d.Held, d.refundable, d.Recost, d.choice, d.told = true, true, nil, nil, nil
 	return d
 }
 

@@ -200,6 +200,10 @@ func (f *Forecast) Ask(ctx context.Context, p *Path, d Demand, all bool) error {
 // AskPool is Ask for a Pool: the request goes to the member that admits it first.
 func (f *Forecast) AskPool(ctx context.Context, p *Pool, d Demand, all bool) (err error) {
 	f.Tier = -1
+	if err := p.checkUnits(d.Cost); err != nil {
+		return err
+	}
+	d.anyUnit = true
 	c := &caller{pool: p, demand: d, key: stickyKeyOf(ctx), since: time.Now()}
 	stages, err := c.stages()
 	if err != nil {

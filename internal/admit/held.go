@@ -36,7 +36,7 @@ func (p *Path) reserveThrough(ctx context.Context, s *Scope, rev *Revision, d De
 	free := rev.isFree(cost)
 	if err = store.ErrApart; !free && !p.isShared() {
 		all := part
-		all.choice = d.choice
+		all.choice, all.told = d.choice, d.told
 		err = p.joinAtOnce(ctx, s, all, giveUp, a)
 	}
 	if err == store.ErrApart && part.waited == nil { // MaxWait goes on when it asks an outer scope again

@@ -407,6 +407,9 @@ func (p *Path) checkDemand(rev *Revision, d *Demand) error {
 	case d.Cost == nil:
 		return rev.requireRequestTier(counts || d.N == 0)
 	}
+	if d.anyUnit {
+		return nil
+	}
 	return p.checkCost(rev, d.Cost)
 }
 

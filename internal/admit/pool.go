@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -149,6 +150,16 @@ func (p *Pool) enter(c *caller) {
 	p.callers[c] = struct{}{}
 }
 
+// release voids the times that a member has reserved.
+func (p *Pool) release(m *Member) {
+	p.mu.Lock()
+	callers := slices.Collect(maps.Keys(p.callers))
+	p.mu.Unlock()
+	for _, c := range callers {
+		c.release(m)
+	}
+}
+
 func (p *Pool) leave(c *caller) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -171,6 +182,8 @@ type round struct {
 	pool    *Pool
 	members []*Member
 	tried   uint64 // the members that were chosen, by index
+	first   int    // the index of the one that the others follow; -1 for none
+	only    bool   // no others follow
 }
 
 // next returns the index of the next member to ask, or -1 after the last one.
@@ -181,6 +194,15 @@ func (r *round) next() int {
 		}
 		r.tried = 1
 		return 0
+	}
+	if r.first >= 0 {
+		if r.tried == 0 {
+			r.tried = 1 << r.first
+			return r.first
+		}
+		if r.only {
+			return -1
+		}
 	}
 	r.pool.mu.Lock()
 	defer r.pool.mu.Unlock()
@@ -221,23 +243,26 @@ func (r *round) took(took *Member) {
 }
 
 // quick returns the members that a request may go to at once.
-func (p *Pool) quick(ctx context.Context) round {
-	members := p.Members()
-	if len(members) > 1 {
-		if p.spill() > 0 {
-			members = members[:preferred(members)]
-		}
-		if stickyKeyOf(ctx) != "" {
-			members = nil
-		}
+func (p *Pool) quick(ctx context.Context, all bool) round {
+	r := round{pool: p, members: p.Members(), first: -1}
+	if len(r.members) <= 1 {
+		return r
 	}
-	return round{pool: p, members: members}
+	n, spills := preferred(r.members), all || p.spill() == 0
+	if !spills {
+		r.members = r.members[:n]
+	}
+	if key := stickyKeyOf(ctx); key != "" {
+		r.first = slices.Index(r.members, stick(r.members[:n], key))
+		r.only = !spills
+	}
+	return r
 }
 
 // AllowOne admits one request, of which nothing more is reported, if it need not wait and nobody observes
 // it. If it returns false, the request needs Admit.
 func (p *Pool) AllowOne(ctx context.Context) bool {
-	r := p.quick(ctx)
+	r := p.quick(ctx, false)
 	for i := r.next(); i >= 0; i = r.next() {
 		m := r.members[i]
 		if m.Path.isObserved() {
@@ -253,7 +278,7 @@ func (p *Pool) AllowOne(ctx context.Context) bool {
 
 // TryOne is AllowOne for a held request, and returns the member that has admitted it, or nil.
 func (p *Pool) TryOne(ctx context.Context, a *Admission) *Member {
-	r := p.quick(ctx)
+	r := p.quick(ctx, false)
 	for i := r.next(); i >= 0; i = r.next() {
 		m := r.members[i]
 		if m.Path.isObserved() {
@@ -290,9 +315,7 @@ func (p *Path) canAdmit(d *Demand) error {
 // the others.
 func (p *Pool) able(d *Demand, refused map[*Member]error) (able []*Member, err error) {
 	members := p.Members()
-	if err := checkUnits(members, d.Cost); err != nil {
-		return nil, err
-	}
+	able = make([]*Member, 0, len(members))
 	for _, m := range members {
 		failed := refused[m]
 		if failed == nil {
@@ -312,22 +335,37 @@ func (p *Pool) able(d *Demand, refused map[*Member]error) (able []*Member, err e
 
 var errNoMembers = errors.New("throttle: the pool has no members: add one")
 
-// checkUnits returns an error for a cost that names a unit that no member counts.
-func checkUnits(members []*Member, cost map[string]int64) error {
-	for unit := range cost {
+// checkUnits returns an error for a cost that names a unit that no member counts, or a negative amount.
+func (p *Pool) checkUnits(cost map[string]int64) error {
+	for unit, n := range cost {
 		known := unit == algorithms.Requests
-		var units []string
-		for _, m := range members {
-			if m.Path.err == nil && !known {
-				units = append(units, m.Path.units()...)
-				known = slices.Contains(units, unit)
-			}
+		for _, m := range p.Members() {
+			known = known || m.Path.err == nil && m.Path.counts(unit)
 		}
-		if slices.Sort(units); !known && len(units) > 0 {
-			return fmt.Errorf("throttle: cost names the unit %q: the pool's members count %s", unit, strings.Join(slices.Compact(units), ", "))
+		if n < 0 {
+			return fmt.Errorf("throttle: pool: cost of %q is %d: it must be at least 0", unit, n)
+		}
+		if !known && len(p.Members()) > 0 {
+			return fmt.Errorf("throttle: pool: cost names the unit %q: the members count %s", unit, strings.Join(p.units(), ", "))
 		}
 	}
 	return nil
+}
+
+// counts reports whether a scope of the Path counts a unit.
+func (p *Path) counts(unit string) bool {
+	return p.revision().countsUnit(unit) || p.outer != nil && p.outer.counts(unit)
+}
+
+// units returns the units that the members count.
+func (p *Pool) units() (units []string) {
+	for _, m := range p.Members() {
+		if m.Path.err == nil {
+			units = append(units, m.Path.units()...)
+		}
+	}
+	slices.Sort(units)
+	return slices.Compact(units)
 }
 
 // hopeOrder orders the reasons of refusals, from those that end soonest.

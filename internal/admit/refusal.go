@@ -112,15 +112,14 @@ func (c *Policy) explain(err error) error {
 	return fmt.Errorf("throttle: policy %q: %w", c.Name, err)
 }
 
+func isFinal(err error) bool { return errors.As(err, new(*queue.Final)) }
+
 // decisionError returns the error for a quota's reply to a request that it did not admit, or nil if
 // the request may wait. A caller that does not wait, or whose context has ended, gets
 // store.ErrUnavailable; otherwise the queue waits for the store.
 func (c *Policy) decisionError(ctx context.Context, d store.Decision, err error, noWait bool) error {
-	var outer *queue.Final
 	switch {
-	case errors.As(err, &outer):
-		return outer.Err
-	case errors.Is(err, store.ErrUnavailable) && !noWait && ctx.Err() == nil:
+	case errors.Is(err, store.ErrUnavailable) && !noWait && ctx.Err() == nil && !isFinal(err):
 		return nil
 	case err != nil:
 		return c.explain(err)

@@ -15,6 +15,7 @@ import (
 // A room is where callers of a Pool wait that the same members may serve. It admits nobody: it counts the
 // callers, and refuses those that are late by what the members together will admit.
 type room struct {
+	pool    *Pool
 	members []*Member
 	queue   queue.Queue
 
@@ -35,7 +36,7 @@ func (p *Pool) room(members []*Member) *room {
 	if len(p.rooms) >= maxRooms {
 		p.rooms = slices.DeleteFunc(p.rooms, func(r *room) bool { return r.queue.Len() == 0 })
 	}
-	r := &room{members: slices.Clone(members)}
+	r := &room{pool: p, members: slices.Clone(members)}
 	p.rooms = append(p.rooms, r)
 	return r
 }
@@ -45,7 +46,7 @@ func (r *room) configure() *view {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.view == nil || !r.view.isCurrent() {
-		r.view = newView(r.members)
+		r.view = newView(r.pool, r.members)
 		r.queue.Replace(queue.Config{Owner: r.view, Outlook: r.view, Aging: r.view.parts[0].revisions[0].Aging, Replanned: r.replanned})
 	}
 	return r.view
@@ -110,6 +111,7 @@ func (c *caller) listen(wake func(error)) bool {
 // A view is the members of a room under the policies in force. The cost of a request contains its costs at all
 // members, one after the other.
 type view struct {
+	pool  *Pool
 	parts []part
 	units []sharedUnit
 }
@@ -125,8 +127,8 @@ type part struct {
 // A sharedUnit is a unit that all members count, as indexes of the cost.
 type sharedUnit []int
 
-func newView(members []*Member) *view {
-	v := &view{}
+func newView(pool *Pool, members []*Member) *view {
+	v := &view{pool: pool}
 	units, tiers := 0, 0
 	for _, m := range members {
 		part := part{member: m, from: units, firstTier: tiers}
@@ -193,6 +195,9 @@ func (v *view) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 			stops = append(stops, p.scope.Load().adoptSuccessor().quota.Watch(func(c store.Change, left time.Duration) {
 				if c == store.Shut {
 					c = store.Slowed
+				}
+				if c != store.Freed {
+					v.pool.release(part.member)
 				}
 				changed(c, left)
 			}))

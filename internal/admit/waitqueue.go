@@ -124,7 +124,7 @@ func (wq *waitQueue) wait(ctx context.Context, s *Scope, w *waitRequest) (queue.
 	d := w.demand
 	t := queue.Ticket{
 		Class: ClassOf(ctx), GiveUp: w.giveUpAt, Since: d.since, Lead: d.lead, Hold: d.hold, Longer: d.longer(rev), Ask: w.ask,
-		Elsewhere: d.elsewhere, Choice: d.choice, Option: d.option,
+		Elsewhere: d.elsewhere, Choice: d.choice, Option: d.option, Told: d.told,
 		Renew: func(owner any) (store.Request, bool, error) { return s.renew(owner.(payer), d) },
 	}
 	if d.Recost != nil && w.ask == nil && !rev.reserves {

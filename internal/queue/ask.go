@@ -241,15 +241,34 @@ func (q *Queue) applyReply(self *waiter, got []store.Decision, err error, interr
 	if slices.ContainsFunc(got, func(d store.Decision) bool { return d.Verdict == store.Moved }) {
 		return q.config.Replanned
 	}
+	told := q.toldAfter(asked, got)
 	// If no waiter has a reserved time, callers wait for the store's replies. So ask for more at
 	// once.
 	if q.calls.batchSize = minBatch; len(q.reserved) == 0 {
 		q.calls.batchSize = min(maxBatch, max(minBatch, 2*len(got)))
 	}
 	if q.config.Reserver != nil && q.chooseAsking(now) {
-		return q.inquiry().ask
+		ask := q.inquiry().ask
+		return func() { told(); ask() }
 	}
-	return nil
+	return told
+}
+
+// toldAfter returns what calls Ticket.Told of the waiters for which times were reserved.
+func (q *Queue) toldAfter(asked []*waiter, got []store.Decision) func() {
+	var calls []func()
+	if q.waiters.root != nil && q.waiters.root.mixed {
+		for i, d := range got {
+			if w := asked[i]; w.Told != nil && !w.out.Load() && d.Reservation != nil {
+				calls = append(calls, func() { w.Told(d.Reservation.Start) })
+			}
+		}
+	}
+	return func() {
+		for _, call := range calls {
+			call()
+		}
+	}
 }
 
 // maxPass is the largest number of waiters that one pass admits, which takes some milliseconds.

@@ -45,6 +45,9 @@ type Ticket struct {
 	// Elsewhere reports that the caller waits in other queues too, one of which may admit it. Forecasts
 	// for the callers behind then leave it out.
 	Elsewhere bool
+	// Told is called, without a lock, when a time was reserved for the caller that would fit no other
+	// waiter. If nil, nothing is called.
+	Told func(at time.Time)
 	// Choice is what the caller's tickets share, and Option is the number of this one. If nil, no other
 	// queue admits the caller.
 	Choice *Choice
