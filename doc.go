@@ -39,7 +39,8 @@
 // [WithClass] gives a request a [Class]: Interactive requests go before Batch requests, and
 // aging prevents starvation. Policy.Headroom is what Batch requests leave to the others.
 // [Limiter.Within] puts an endpoint's limit inside an account's. A [Group] keeps one quota for
-// each host, API key or account, and its For can be a Transport's Route.
+// each host, API key or account, and its For can be a Transport's Route. A [Pool] sends each request
+// to the one of several deployments, regions or accounts that admits it first.
 //
 // # Costs, estimates and budgets
 //

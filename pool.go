@@ -116,24 +116,16 @@ func (p *Pool) TryAcquire(ctx context.Context, c Cost) (*Permit, error) {
 
 func (p *Pool) acquire(ctx context.Context, c Cost, noWait bool) (_ *Permit, err error) {
 	permit := new(Permit)
-	if permit.member = p.tryOne(ctx, c, &permit.a); permit.member == "" {
-		permit.member, err = p.admit(ctx, admit.Demand{Cost: c, N: 1, Held: true, NoWait: noWait}, &permit.a)
+	if c == nil && p.Observer == nil && ctx.Err() == nil {
+		if m := p.pool.TryOne(ctx, &permit.a.Admission); m != nil {
+			permit.member = m.Name
+			return permit.start(ctx), nil
+		}
 	}
-	if err != nil {
+	if permit.member, err = p.admit(ctx, admit.Demand{Cost: c, N: 1, Held: true, NoWait: noWait}, &permit.a); err != nil {
 		return nil, err
 	}
 	return permit.start(ctx), nil
-}
-
-// tryOne admits a held request on a member's credit, if it can, and returns the member's name.
-func (p *Pool) tryOne(ctx context.Context, c Cost, a *admission) string {
-	if c != nil || p.Observer != nil || ctx.Err() != nil {
-		return ""
-	}
-	if m := p.pool.TryOne(ctx, &a.Admission); m != nil {
-		return m.Name
-	}
-	return ""
 }
 
 // admit admits a demand in a member and returns its name. If it succeeds, the caller must call a.leave.
@@ -152,6 +144,14 @@ func (p *Pool) admit(ctx context.Context, d admit.Demand, a *admission) (member 
 		a.listener = memberListener{p.Observer, r.info.Policy, m.Name}
 	}
 	return m.Name, nil
+}
+
+// WithStickyKey returns a copy of ctx whose requests to a Pool prefer one member of the lowest Rank, which the
+// key determines, for example the member that has cached the beginning of a prompt. While the wait for that
+// member is shorter than Pool.Spill, the requests go to no other. Every process chooses the same member, and
+// one that is added or removed changes the choice of its own share of the keys only.
+func WithStickyKey(ctx context.Context, key string) context.Context {
+	return admit.WithStickyKey(ctx, key)
 }
 
 // A memberListener is the listener of a request that a member of a Pool has admitted.

@@ -2,6 +2,7 @@ package throttle_test
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -85,6 +86,118 @@ func TestPoolUsesAllOfItsMembers(t *testing.T) {
 			t.Log(n, counts)
 			if n < 25*60*98/100 {
 				t.Errorf("%d admissions in a minute, want 1470", n)
+			}
+		})
+	}
+}
+
+// saturatePool lets callers ask again and again until a time, and returns when which member admitted them.
+func saturatePool(t *testing.T, p *throttle.Pool, callers int, lasts time.Duration) map[string][]time.Duration {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	admitted := make(map[string][]time.Duration)
+	start := time.Now()
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(lasts, cancel)
+	for range callers {
+		time.Sleep(time.Nanosecond)
+		wg.Go(func() {
+			for {
+				permit, err := p.Acquire(ctx, nil)
+				if err != nil {
+					return
+				}
+				mu.Lock()
+				admitted[permit.Member()] = append(admitted[permit.Member()], time.Since(start))
+				mu.Unlock()
+				permit.Arrived()
+				permit.Release()
+			}
+		})
+	}
+	wg.Wait()
+	return admitted
+}
+
+// between counts the times from one to another.
+func between(times []time.Duration, from, to time.Duration) (n int) {
+	for _, at := range times {
+		if at >= from && at < to {
+			n++
+		}
+	}
+	return n
+}
+
+func TestPoolWithAPausedMember(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, l := poolOf(t, "10/s;algo=gcra", "20/s;algo=gcra")
+		time.AfterFunc(10*time.Second, func() { l[0].Pause(t.Context(), 30*time.Second) })
+		got := saturatePool(t, p, 50, time.Minute)
+		if n := between(got["0"], 10*time.Second, 40*time.Second); n > 0 {
+			t.Errorf("the paused member admitted %d", n)
+		}
+		for at := 10 * time.Second; at < 40*time.Second; at += time.Second {
+			if n := between(got["1"], at, at+time.Second); n < 19 {
+				t.Errorf("the other member admitted %d in the second after %v, want 20", n, at)
+			}
+		}
+		if n := between(got["0"], 41*time.Second, 60*time.Second); n < 180 {
+			t.Errorf("%d after the pause, want 190", n)
+		}
+	})
+}
+
+func TestPoolSpill(t *testing.T) {
+	for _, c := range []struct {
+		rate    float64
+		poisson bool
+	}{{8, false}, {8, true}, {15, false}, {15, true}} {
+		synctest.Test(t, func(t *testing.T) {
+			var members []throttle.Member
+			for i, name := range []string{"reserved", "overflow"} {
+				members = append(members, throttle.Member{Name: name, Rank: i, Limiter: mustNew(t, throttle.Policy{Name: name, Tiers: []throttle.Tier{throttle.PerSecond(10)}}, nil)})
+			}
+			p, err := throttle.NewPool(members...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.Spill = time.Second
+			r := rand.New(rand.NewPCG(1, 2))
+			var mu sync.Mutex
+			var wg sync.WaitGroup
+			counts := map[string]int{}
+			var longest time.Duration
+			start, n := time.Now(), 0
+			for ; time.Since(start) < 10*time.Minute; n++ {
+				gap := 1 / c.rate
+				if c.poisson {
+					gap *= r.ExpFloat64()
+				}
+				time.Sleep(time.Duration(gap * 1e9))
+				wg.Go(func() {
+					asked := time.Now()
+					permit, err := p.Acquire(t.Context(), nil)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					mu.Lock()
+					counts[permit.Member()]++
+					longest = max(longest, time.Since(asked))
+					mu.Unlock()
+					permit.Arrived()
+					permit.Release()
+				})
+			}
+			wg.Wait()
+			lasts := time.Since(start).Seconds()
+			t.Logf("%v: %v of %d in %v, longest %v", c, counts, n, lasts, longest)
+			switch {
+			case c.rate == 8 && !c.poisson && counts["overflow"] > 0, c.rate == 8 && float64(counts["overflow"]) > 0.02*float64(n):
+				t.Errorf("%v: %d on rank 1", c, counts["overflow"])
+			case c.rate == 15 && (float64(counts["reserved"]) < 0.98*10*lasts || float64(n) < 0.97*15*lasts):
+				t.Errorf("%v: %v of %d in %v", c, counts, n, lasts)
 			}
 		})
 	}

@@ -3,14 +3,10 @@ package throttle
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
-	"net/http/httptrace"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,105 +15,25 @@ import (
 	"github.com/apithrottle/throttle/internal/admit"
 	"github.com/apithrottle/throttle/internal/delivery"
 	"github.com/apithrottle/throttle/internal/outcome"
-	"github.com/apithrottle/throttle/internal/rtt"
 	"github.com/apithrottle/throttle/store"
 )
-
-// An attemptTrace is the context of a request that is being sent, and records what the Base reports
-// of the request.
-type attemptTrace struct {
-	delivery.Delivery
-	*watch // nil unless a guard is learned or the request has a SendBy
-}
-
-// A watch measures the network, and ends the attempt at SendBy if nothing of the request was
-// written by then.
-type watch struct {
-	headers  atomic.Int64 // nanoseconds from the admission until the headers were written
-	uploaded atomic.Int64 // nanoseconds from then until the body was written
-
-	sendByPassed atomic.Bool        // SendBy has passed
-	expired      atomic.Bool        // the attempt was ended because SendBy had passed
-	closedConn   atomic.Bool        // the attempt's connection was closed before it was written
-	timer        *time.Timer        // fires at SendBy; nil if there is none
-	cancel       context.CancelFunc // ends the attempt
-}
-
-// unsent reports whether nothing of a request that failed with err was written. Without a trace, only
-// the error of a dial tells.
-func (tr *attemptTrace) unsent(err error) bool {
-	if tr == nil {
-		return delivery.IsDial(err)
-	}
-	return tr.watch != nil && tr.closedConn.Load() || tr.Unsent(err) ||
-		tr.Asked() && !tr.Connected() && strings.Contains(err.Error(), "unsupported protocol scheme")
-}
-
-// late reports whether the attempt was ended because SendBy had passed.
-func (tr *attemptTrace) late() bool { return tr != nil && tr.watch != nil && tr.expired.Load() }
-
-// expire ends the attempt if nothing of it was written. An attempt that looks for a connection only
-// after SendBy ends then.
-func (tr *attemptTrace) expire() {
-	tr.sendByPassed.Store(true)
-	if tr.Connecting() {
-		tr.expired.Store(true)
-		tr.cancel()
-	}
-}
-
-// watchNetwork adds to the hooks: they report new connections to the timing, except those to a
-// proxy on this host, and measure how long a body takes to be written.
-func (tr *attemptTrace) watchNetwork(hooks *httptrace.ClientTrace, t rtt.Timing, host string) {
-	hooks.GotConn = func(c httptrace.GotConnInfo) {
-		if !c.Reused && (!isLoopback(c.Conn) || host == "localhost" || net.ParseIP(host).IsLoopback()) {
-			t.Connected()
-		}
-	}
-	wroteHeaders := hooks.WroteHeaders
-	hooks.WroteHeaders = func() {
-		wroteHeaders()
-		tr.headers.Store(int64(time.Since(t.Admitted)))
-	}
-	hooks.WroteRequest = func(httptrace.WroteRequestInfo) {
-		tr.uploaded.Store(int64(time.Since(t.Admitted)) - tr.headers.Load())
-	}
-}
-
-func isLoopback(c net.Conn) bool {
-	if c == nil {
-		return false
-	}
-	tcp, ok := c.RemoteAddr().(*net.TCPAddr)
-	return ok && tcp.IP.IsLoopback()
-}
-
-// upload returns how long the body took to be written, or zero if that is not known.
-func (tr *attemptTrace) upload() time.Duration {
-	if tr == nil || tr.watch == nil {
-		return 0
-	}
-	return time.Duration(tr.uploaded.Load())
-}
-
-func (tr *attemptTrace) stopTimer() {
-	if tr != nil && tr.watch != nil && tr.timer != nil {
-		tr.timer.Stop()
-	}
-}
 
 // trace returns the context of an attempt that records what the Base reports. It returns ctx itself
 // if a record would be of no use: the request is not limited, or nothing can end or measure the attempt
 // and the Base asks for no trace.
-func (a *attempt) trace(ctx context.Context, req *http.Request) (context.Context, *attemptTrace) {
+func (a *attempt) trace(ctx context.Context, req *http.Request) (context.Context, *delivery.Trace) {
 	watches := a.Timing.Learns() || !a.sendBy.IsZero()
 	if a.Revision == nil || !watches && ctx.Done() == nil && atomic.LoadInt32(&a.transport.silent) >= manySilent {
 		return ctx, nil
 	}
-	tr := new(attemptTrace)
+	tr := new(delivery.Trace)
 	tr.Context = ctx
 	if watches {
-		a.watch(tr, req.URL.Hostname())
+		bound := a.sendBy
+		if !a.Charged() {
+			bound = time.Time{}
+		}
+		a.cancel = tr.Watch(a.Timing, req.URL.Hostname(), bound, a.cancel)
 	}
 	return tr, tr
 }
@@ -131,7 +47,7 @@ const (
 // learnFrom records whether the Base asked for the trace of a request. If a Base has not, such as that
 // of a test, its requests have a trace again once one of them fails. Once it has asked, they always have
 // one, because a cache may not ask each time.
-func (t *Transport) learnFrom(tr *attemptTrace, failed bool) {
+func (t *Transport) learnFrom(tr *delivery.Trace, failed bool) {
 	switch n := atomic.LoadInt32(&t.silent); {
 	case n == asksForTraces:
 	case tr != nil && tr.Asked():
@@ -141,67 +57,6 @@ func (t *Transport) learnFrom(tr *attemptTrace, failed bool) {
 	case tr != nil && n < manySilent:
 		atomic.CompareAndSwapInt32(&t.silent, n, n+1)
 	}
-}
-
-// watch adds the hooks that measure the network and those that end the attempt at SendBy.
-func (a *attempt) watch(tr *attemptTrace, host string) {
-	tr.watch = new(watch)
-	t, bound := a.Timing, !a.sendBy.IsZero() && a.Charged()
-	if bound {
-		a.boundBySendBy(tr)
-	}
-	tr.Extend = func(hooks *httptrace.ClientTrace) {
-		if t.Learns() {
-			tr.watchNetwork(hooks, t, host)
-		}
-		if bound {
-			tr.watchSendBy(hooks)
-		}
-	}
-}
-
-// boundBySendBy lets the context end at SendBy if nothing was written by then.
-func (a *attempt) boundBySendBy(tr *attemptTrace) {
-	tr.Context, tr.cancel = context.WithCancel(tr.Context)
-	if end := a.cancel; end != nil {
-		a.cancel = func() { tr.cancel(); end() }
-	} else {
-		a.cancel = tr.cancel
-	}
-	tr.timer = time.AfterFunc(time.Until(a.sendBy), tr.expire)
-}
-
-// watchSendBy adds hooks that end an attempt which gets a connection only after SendBy.
-func (tr *attemptTrace) watchSendBy(hooks *httptrace.ClientTrace) {
-	getConn := hooks.GetConn
-	hooks.GetConn = func(hostPort string) {
-		getConn(hostPort)
-		if tr.sendByPassed.Load() {
-			tr.expire()
-		}
-	}
-	gotConn := hooks.GotConn
-	hooks.GotConn = func(c httptrace.GotConnInfo) {
-		if gotConn != nil {
-			gotConn(c)
-		}
-		if tr.sendByPassed.Load() && tr.Connecting() {
-			tr.expire()
-			tr.closeConn(c.Conn)
-		}
-	}
-}
-
-// closeConn closes the connection of an attempt whose SendBy has passed. Canceling the context is
-// not enough: if the context has ended and a connection is ready, net/http may choose the
-// connection. Requests of HTTP/2 share connections, and HTTP/2 checks the context before it writes,
-// so its connections stay open.
-func (tr *attemptTrace) closeConn(c net.Conn) {
-	if t, ok := c.(*tls.Conn); ok && t.ConnectionState().NegotiatedProtocol == "h2" {
-		return
-	}
-	tr.closedConn.Store(true)
-	_ = c.Close()
 }
 
 // handleResponse reads the response. It pauses the quota after a refusal, ends the back-off after a

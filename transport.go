@@ -1,7 +1,10 @@
 package throttle
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -9,6 +12,8 @@ import (
 
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/admit"
+	"github.com/apithrottle/throttle/internal/credentials"
+	"github.com/apithrottle/throttle/internal/delivery"
 )
 
 // A Transport is an http.RoundTripper that sends a request when the limiter admits it. The zero
@@ -60,6 +65,22 @@ type Transport struct {
 	// Route chooses the Limiter of a request. A request for which it returns nil is not limited. If
 	// Route is nil, Limiter is used.
 	Route func(*http.Request) *Limiter
+
+	// Pool is the quota instead of Limiter and Route. Rewrite must be set, too.
+	Pool *Pool
+
+	// Rewrite directs a request to the member of the Pool that has admitted it: it sets the URL and the
+	// member's credentials. It receives a copy of the request without the credentials of the caller: the
+	// fields and query parameters whose names tell that they have some, such as Authorization, Cookie,
+	// Api-Key or access_token, and the user of the URL. The Base receives that copy. If Rewrite returns an
+	// error, or if it sets no credentials although the caller's request had some, the request is not sent,
+	// and is refunded. Cost and the other functions receive the request as the caller sent it; ProfileFor
+	// receives the copy.
+	Rewrite func(req *http.Request, member string) error
+
+	// StickyKey returns a key whose requests prefer one member of the Pool; see WithStickyKey. If it is
+	// nil or returns an empty key, the context's key counts.
+	StickyKey func(*http.Request) string
 
 	// Cost returns what the request costs, or is estimated to cost. If Cost is nil, each request
 	// costs one request.
@@ -113,8 +134,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 			closeBody(req)
 		}
 	}()
-	l := t.limiter(req)
-	if l != nil {
+	if l := t.limiter(req); l != nil || t.Pool != nil {
 		if err := a.admit(l, req); err != nil {
 			return nil, err
 		}
@@ -167,6 +187,7 @@ func (t *Transport) profile(req *http.Request) *answers.Profile {
 type attempt struct {
 	admission // zero if the request is not limited
 	transport *Transport
+	target    *http.Request    // the result of Rewrite; nil without a Pool
 	profile   *answers.Profile // nil if there is none
 	settler   func(Cost) Cost  // the result of Transport.Settle
 	sendBy    time.Time
@@ -176,12 +197,15 @@ type attempt struct {
 
 // admit waits for the limiter. A request whose context ended during the wait is refunded.
 func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
-	t, ctx := a.transport, req.Context()
-	a.profile = t.profile(req)
-	if t.Cost != nil || t.SendBy != nil || ctx.Err() != nil || !l.tryOne(ctx, &a.admission) {
-		if err = l.admit(ctx, a.demand(req), &a.admission); err != nil {
-			return err
-		}
+	t, ctx, member := a.transport, req.Context(), ""
+	switch {
+	case t.Pool != nil:
+		member, err = a.admitInPool(req)
+	case t.Cost != nil || t.SendBy != nil || ctx.Err() != nil || !l.tryOne(ctx, &a.admission):
+		err = l.admit(ctx, a.demand(req), &a.admission)
+	}
+	if err != nil {
+		return err
 	}
 	sends := false
 	defer func() {
@@ -189,9 +213,15 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 			a.endUnanswered(ctx, true)
 		}
 	}()
-	if err = ctx.Err(); err != nil {
+	if err = ctx.Err(); err == nil && t.Pool != nil {
+		if a.target, err = credentials.Replace(req, func(target *http.Request) error { return t.Rewrite(target, member) }); err != nil {
+			err = fmt.Errorf("throttle: pool member %q: Rewrite %w", member, err)
+		}
+	}
+	if err != nil {
 		return err
 	}
+	a.profile = t.profile(cmp.Or(a.target, req))
 	if !a.Fast { // a learned guard is not fast
 		a.StartTiming()
 	}
@@ -200,6 +230,20 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 	}
 	sends = true
 	return nil
+}
+
+// admitInPool waits for a member of the Pool, and returns its name.
+func (a *attempt) admitInPool(req *http.Request) (member string, err error) {
+	t, ctx := a.transport, req.Context()
+	if t.Rewrite == nil {
+		return "", errors.New("throttle: Transport has a Pool and no Rewrite: set Rewrite, which directs a request to a member")
+	}
+	if t.StickyKey != nil {
+		if key := t.StickyKey(req); key != "" {
+			ctx = WithStickyKey(ctx, key)
+		}
+	}
+	return t.Pool.admit(ctx, a.demand(req), &a.admission)
 }
 
 // demand returns what the request asks for, and sets sendBy.
@@ -221,19 +265,19 @@ func (a *attempt) demand(req *http.Request) admit.Demand {
 // send passes the request to the Base. It reports the arrival and the end of the request to the
 // quotas, once each, also if the Base panics.
 func (a *attempt) send(req *http.Request) (*http.Response, error) {
-	sent, ctx := req, req.Context()
+	sent, ctx := cmp.Or(a.target, req), req.Context()
 	if timeout := a.transport.AttemptTimeout; timeout > 0 {
 		ctx, a.cancel = context.WithTimeout(ctx, timeout)
 	}
-	ctx, tr := a.trace(ctx, req)
+	ctx, tr := a.trace(ctx, sent)
 	if tr != nil || a.cancel != nil {
-		sent = req.WithContext(ctx)
+		sent = sent.WithContext(ctx)
 	}
 	if a.profile != nil {
 		a.sent = time.Now()
 	}
 	resp, err := a.roundTrip(req, sent)
-	tr.stopTimer()
+	tr.StopTimer()
 	a.transport.learnFrom(tr, err != nil)
 	switch {
 	case err != nil:
@@ -244,7 +288,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	case resp.Request == sent:
 		resp.Request = req
 	}
-	a.Timing.Answered(tr.upload())
+	a.Timing.Answered(tr.Upload())
 	a.respond(ctx, req, resp)
 	return resp, nil
 }
@@ -308,10 +352,10 @@ func (a *attempt) respond(ctx context.Context, req *http.Request, resp *http.Res
 
 // endFailed ends an attempt that failed with err. If nothing of the request was written, the
 // request is refunded.
-func (a *attempt) endFailed(ctx context.Context, err error, tr *attemptTrace) error {
-	unsent := tr.unsent(err)
+func (a *attempt) endFailed(ctx context.Context, err error, tr *delivery.Trace) error {
+	unsent := tr.NotSent(err)
 	a.endUnanswered(ctx, unsent)
-	if unsent && tr.late() {
+	if unsent && tr.Late() {
 		return waitError(a.Revision.TooLate())
 	}
 	return err

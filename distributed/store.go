@@ -147,8 +147,8 @@ type Options struct {
 
 	// Horizon is how long the turn of a process is: it reserves the times within a Horizon behind the
 	// first one, at least one and at most 4,096. Of times that are one instant, it reserves as many
-	// as the tier that decides admits in a Horizon. At 50/s, 500 ms are 25 times; at 1/s, one. If
-	// zero, 500 ms.
+	// as the tier that decides admits in a Horizon. At 50/s, 500 ms are 25 times; at 1/s, one. A turn of
+	// requests whose costs differ is a third as long. If zero, 500 ms.
 	Horizon time.Duration
 
 	// Lease is how long a process holds permits of a Concurrency tier, and estimates, after its last

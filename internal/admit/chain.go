@@ -22,7 +22,7 @@ func (p *Path) admitThrough(ctx context.Context, s *Scope, rev *Revision, d Dema
 		return err
 	}
 	d.outerBound = d.earliest(ctx)
-	if d.choice == nil {
+	if !d.chooses() {
 		if _, err = p.tryThrough(ctx, s, rev, d, a); err != nil || a.Charged() {
 			return err
 		}

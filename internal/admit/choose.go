@@ -49,7 +49,7 @@ func (p *Pool) tryNow(ctx context.Context, d *Demand, a *Admission) (by *Member,
 		if !d.NoWait && !m.isNear() {
 			continue
 		}
-		decision, failed := m.Path.try(ctx, d, a)
+		decision, failed := m.try(ctx, d, a)
 		switch {
 		case a.Charged():
 			r.took(m)
@@ -73,15 +73,15 @@ func (p *Pool) tryNow(ctx context.Context, d *Demand, a *Admission) (by *Member,
 
 // try is Admit without waiting, but it returns the decision on a request that would have to wait. The demand's
 // record receives nothing.
-func (p *Path) try(ctx context.Context, d *Demand, a *Admission) (store.Decision, error) {
+func (m *Member) try(ctx context.Context, d *Demand, a *Admission) (store.Decision, error) {
 	record := d.Record
 	d.Record = nil
 	defer func() { d.Record = record }()
-	s, err := p.Enter()
+	s, err := m.Path.Enter()
 	if err != nil {
 		return store.Decision{}, err
 	}
-	return p.decide(ctx, s, d, a, false)
+	return m.Path.decide(ctx, s, d, a, false)
 }
 
 // A caller is a request to a Pool that is not admitted yet.
@@ -98,7 +98,6 @@ type caller struct {
 
 	mu      sync.Mutex          // guards all below
 	options map[*Member]*option // of the members in whose queues the caller waits
-	last    int                 // the number of the last option
 	refused map[*Member]error   // the errors of other members
 	timers  []*time.Timer       // which end the refusals of members
 	held    *option             // with a reserved time that fits no other caller; nil if there is none
@@ -114,7 +113,7 @@ type caller struct {
 type option struct {
 	caller    *caller
 	member    *Member
-	number    int
+	ticket    queue.Option
 	cancel    context.CancelFunc
 	stopped   bool // the caller waits for other members now
 	admission Admission
@@ -380,8 +379,8 @@ func (c *caller) ask(m *Member) {
 	if c.left || c.winner != nil || c.options[m] != nil || c.refused[m] != nil || c.isContent(m) {
 		return
 	}
-	c.last++
-	o := &option{caller: c, member: m, number: c.last}
+	o := &option{caller: c, member: m}
+	o.ticket = queue.Option{Of: &c.choice, Told: o.told}
 	ctx, cancel := context.WithCancel(c.ctx)
 	o.cancel = cancel
 	c.options[m] = o
@@ -408,15 +407,14 @@ func (o *option) ask(ctx context.Context) {
 	}()
 	d := o.caller.demand
 	d.Record, d.Queued, d.Recost = &o.decider, nil, nil
-	d.told = o.told
-	d.since, d.choice, d.option, d.elsewhere = o.caller.since, &o.caller.choice, o.number, true
-	err = o.member.Path.admitQuietly(ctx, &d, &o.admission)
+	d.since, d.option = o.caller.since, &o.ticket
+	err = o.member.admit(ctx, &d, &o.admission)
 	returned = true
 }
 
-// admitQuietly is Admit without reporting the admission.
-func (p *Path) admitQuietly(ctx context.Context, d *Demand, a *Admission) error {
-	s, err := p.Enter()
+// admit is Path.Admit without reporting the admission.
+func (m *Member) admit(ctx context.Context, d *Demand, a *Admission) error {
+	s, err := m.Path.Enter()
 	if err != nil {
 		return err
 	}
@@ -426,7 +424,7 @@ func (p *Path) admitQuietly(ctx context.Context, d *Demand, a *Admission) error 
 			s.Leave()
 		}
 	}()
-	_, err = p.charge(ctx, s, d, a, true)
+	_, err = m.Path.charge(ctx, s, d, a, true)
 	done = err == nil && a.Charged()
 	return err
 }
@@ -455,7 +453,7 @@ func (c *caller) record(o *option, err error, returned bool) (surplus bool) {
 	case err != nil:
 		c.refused[o.member] = err
 		c.endRefusal(o.member, err)
-	case c.winner != nil || !c.choice.Take(o.number):
+	case c.winner != nil || !c.choice.Take(&o.ticket):
 		return true
 	default:
 		c.winner = o

@@ -26,11 +26,8 @@ type Demand struct {
 	since      time.Time                // when the caller first asked, for its place in a queue; zero for now
 	waited     map[*Scope]time.Duration // in outer scopes so far, of a demand that may ask them again; nil if it is in none
 
-	anyUnit   bool            // the cost may name units that the Path does not count
-	told      func(time.Time) // see queue.Ticket
-	choice    *queue.Choice   // of a caller that several members of a Pool may admit; nil if there is none
-	option    int             // of the choice
-	elsewhere bool            // the caller waits for other members too
+	anyUnit bool          // the cost may name units that the Path does not count
+	option  *queue.Option // of a caller that waits for several members of a Pool; nil for another
 
 	giveUp time.Time // when the request is no longer worth waiting for, as giveUpAt found
 	atOnce bool      // one call charges it in all scopes, and finds out which budgets are exhausted
@@ -80,10 +77,26 @@ func (d *Demand) longer(rev *Revision) time.Duration {
 	return d.hold
 }
 
+// inPart is the option of one of several charges. No queue takes the choice before all are made.
+var inPart queue.Option
+
+// chooses reports whether a queue takes the caller's choice when it admits it. Then no member is asked beside
+// its queue.
+func (d *Demand) chooses() bool { return d.option != nil && d.option != &inPart }
+
+// choosing returns the demand with an option, for charges that one queue makes all at once.
+func (d Demand) choosing(o *queue.Option) Demand {
+	d.option = o
+	return d
+}
+
 // asRefundable returns the demand as one whose charge can be refunded. Its cost stays the same: all scopes
 // charge the same estimate.
 func (d Demand) asRefundable() Demand {
-	d.Held, d.refundable, d.Recost, d.choice, d.told = true, true, nil, nil, nil
+	d.Held, d.refundable, d.Recost = true, true, nil
+	if d.option != nil {
+		d.option = &inPart
+	}
 	return d
 }
 

@@ -35,9 +35,7 @@ func (p *Path) reserveThrough(ctx context.Context, s *Scope, rev *Revision, d De
 	// A request that costs nothing here must not wait behind the callers of this scope alone.
 	free := rev.isFree(cost)
 	if err = store.ErrApart; !free && !p.isShared() {
-		all := part
-		all.choice, all.told = d.choice, d.told
-		err = p.joinAtOnce(ctx, s, all, giveUp, a)
+		err = p.joinAtOnce(ctx, s, part.choosing(d.option), giveUp, a)
 	}
 	if err == store.ErrApart && part.waited == nil { // MaxWait goes on when it asks an outer scope again
 		part.waited = make(map[*Scope]time.Duration)

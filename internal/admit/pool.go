@@ -265,7 +265,7 @@ func (p *Pool) AllowOne(ctx context.Context) bool {
 	r := p.quick(ctx, false)
 	for i := r.next(); i >= 0; i = r.next() {
 		m := r.members[i]
-		if m.Path.isObserved() {
+		if m.isObserved() {
 			return false
 		}
 		if _, ok := m.Path.AllowOne(ctx); ok {
@@ -281,7 +281,7 @@ func (p *Pool) TryOne(ctx context.Context, a *Admission) *Member {
 	r := p.quick(ctx, false)
 	for i := r.next(); i >= 0; i = r.next() {
 		m := r.members[i]
-		if m.Path.isObserved() {
+		if m.isObserved() {
 			return nil
 		}
 		if m.Path.TryOne(ctx, a) {
@@ -293,10 +293,11 @@ func (p *Pool) TryOne(ctx context.Context, a *Admission) *Member {
 }
 
 // isObserved reports whether a policy's Events receive what happens to a request.
-func (p *Path) isObserved() bool { return p.err == nil && p.revision().Events != nil }
+func (m *Member) isObserved() bool { return m.Path.err == nil && m.Path.revision().Events != nil }
 
-// canAdmit returns the error of a demand that the Path can never admit.
-func (p *Path) canAdmit(d *Demand) error {
+// canAdmit returns the error of a demand that the member can never admit.
+func (m *Member) canAdmit(d *Demand) error {
+	p := m.Path
 	s, err := p.Enter()
 	if err != nil {
 		return err
@@ -319,7 +320,7 @@ func (p *Pool) able(d *Demand, refused map[*Member]error) (able []*Member, err e
 	for _, m := range members {
 		failed := refused[m]
 		if failed == nil {
-			failed = m.Path.canAdmit(d)
+			failed = m.canAdmit(d)
 		}
 		if failed != nil {
 			err = betterError(err, failed)
@@ -340,7 +341,7 @@ func (p *Pool) checkUnits(cost map[string]int64) error {
 	for unit, n := range cost {
 		known := unit == algorithms.Requests
 		for _, m := range p.Members() {
-			known = known || m.Path.err == nil && m.Path.counts(unit)
+			known = known || m.counts(unit)
 		}
 		if n < 0 {
 			return fmt.Errorf("throttle: pool: cost of %q is %d: it must be at least 0", unit, n)
@@ -352,9 +353,14 @@ func (p *Pool) checkUnits(cost map[string]int64) error {
 	return nil
 }
 
-// counts reports whether a scope of the Path counts a unit.
-func (p *Path) counts(unit string) bool {
-	return p.revision().countsUnit(unit) || p.outer != nil && p.outer.counts(unit)
+// counts reports whether a scope of the member counts a unit.
+func (m *Member) counts(unit string) bool {
+	for p := m.Path; p != nil; p = p.outer {
+		if p.err == nil && p.revision().countsUnit(unit) {
+			return true
+		}
+	}
+	return false
 }
 
 // units returns the units that the members count.

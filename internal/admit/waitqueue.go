@@ -124,8 +124,8 @@ func (wq *waitQueue) wait(ctx context.Context, s *Scope, w *waitRequest) (queue.
 	d := w.demand
 	t := queue.Ticket{
 		Class: ClassOf(ctx), GiveUp: w.giveUpAt, Since: d.since, Lead: d.lead, Hold: d.hold, Longer: d.longer(rev), Ask: w.ask,
-		Elsewhere: d.elsewhere, Choice: d.choice, Option: d.option, Told: d.told,
-		Renew: func(owner any) (store.Request, bool, error) { return s.renew(owner.(payer), d) },
+		Option: d.option,
+		Renew:  func(owner any) (store.Request, bool, error) { return s.renew(owner.(payer), d) },
 	}
 	if d.Recost != nil && w.ask == nil && !rev.reserves {
 		t.Recost = func(owner any) []int64 { return owner.(*Revision).recost(d) }
@@ -198,7 +198,7 @@ func (s *Scope) admit(ctx context.Context, rev *Revision, d *Demand, c *Charge) 
 	if rev.reserves && d.since.IsZero() { // the policy may change while the store is asked
 		d.since = time.Now()
 	}
-	if d.choice == nil {
+	if !d.chooses() {
 		if _, err := s.tryNow(ctx, rev, d, c); err != nil || c.Scope != nil {
 			return err
 		}

@@ -35,7 +35,7 @@ func TestPoolFleetX(t *testing.T) {
 						})
 						var done [4]int
 						var units int64
-					by := map[string]int{}
+						by := map[string]int{}
 						var mu sync.Mutex
 						var wg sync.WaitGroup
 						start := time.Now()
@@ -82,7 +82,7 @@ func TestPoolFleetX(t *testing.T) {
 										if time.Since(start) < time.Minute {
 											done[i]++
 											units += n
-										by[fmt.Sprint(i, permit.Member())]++
+											by[fmt.Sprint(i, permit.Member())]++
 										}
 										order = append(order, [2]time.Time{asked, time.Now()})
 										mu.Unlock()

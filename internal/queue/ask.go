@@ -99,7 +99,7 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 		return
 	}
 	r.Cost, r.Owner = turn.Cost, turn.Owner
-	r.Decision, err = self.tryAcquire(asking, &config, turn.Request)
+	r.Decision, err = self.Option.tryAcquire(asking, &config, turn.Request)
 }
 
 // setCost changes the cost of a waiter, which may have left. It does nothing if the generation has
@@ -254,13 +254,13 @@ func (q *Queue) applyReply(self *waiter, got []store.Decision, err error, interr
 	return told
 }
 
-// toldAfter returns what calls Ticket.Told of the waiters for which times were reserved.
+// toldAfter returns what calls Option.Told of the waiters for which times were reserved.
 func (q *Queue) toldAfter(asked []*waiter, got []store.Decision) func() {
 	var calls []func()
 	if q.waiters.root != nil && q.waiters.root.mixed {
 		for i, d := range got {
-			if w := asked[i]; w.Told != nil && !w.out.Load() && d.Reservation != nil {
-				calls = append(calls, func() { w.Told(d.Reservation.Start) })
+			if w := asked[i]; w.Option != nil && w.Option.Told != nil && !w.out.Load() && d.Reservation != nil {
+				calls = append(calls, func() { w.Option.Told(d.Reservation.Start) })
 			}
 		}
 	}
@@ -288,7 +288,7 @@ func (q *Queue) admitMore(now time.Time) {
 		default:
 		}
 		q.config.specify(w, now)
-		d, err := w.tryAcquire(context.Background(), &q.config, w.Request)
+		d, err := w.Option.tryAcquire(context.Background(), &q.config, w.Request)
 		if err == errTaken {
 			q.expel(w, err)
 			continue
@@ -382,7 +382,7 @@ func (q *Queue) match(now time.Time) (unused []store.Decision) {
 			unused = append(unused, d)
 			continue
 		}
-		if w.Elsewhere {
+		if w.Option != nil {
 			elsewhere++
 		}
 		kept = append(kept, d)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	"github.com/apithrottle/throttle/store"
 )
@@ -12,25 +13,36 @@ import (
 // first admits the caller. The zero Choice is ready for use.
 type Choice struct {
 	mu sync.Mutex
-	// taken is the option that was taken, plus one. If zero, none was.
-	taken int
+	// taken is the option that was taken. If nil, none was.
+	taken *Option
+}
+
+// An Option is one of the tickets of a caller that waits in several queues.
+type Option struct {
+	// Of is the choice that the queue takes when it admits the caller. If nil, it takes none.
+	Of *Choice
+	// Told is called, without a lock, when a time was reserved for the caller that would fit no other
+	// waiter. If nil, nothing is called.
+	Told func(at time.Time)
 }
 
 // Take takes the choice for an option, and reports whether that option has it now.
-func (c *Choice) Take(option int) bool {
+func (c *Choice) Take(o *Option) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.taken == 0 {
-		c.taken = option + 1
+	if c.taken == nil {
+		c.taken = o
 	}
-	return c.taken == option+1
+	return c.taken == o
 }
 
 // giveBack lets the other queues admit the caller again.
-func (c *Choice) giveBack() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.taken = 0
+func (o *Option) giveBack() {
+	if o != nil && o.Of != nil {
+		o.Of.mu.Lock()
+		defer o.Of.mu.Unlock()
+		o.Of.taken = nil
+	}
 }
 
 // ErrAdmitted is the cause of the end of a context whose caller another queue has admitted. In a queue that
@@ -40,24 +52,24 @@ var ErrAdmitted = errors.New("queue: the caller is admitted")
 // errTaken ends the wait of a caller that another queue has admitted.
 var errTaken error = &Final{errors.New("queue: another queue has admitted the caller")}
 
-// take reports whether this queue may admit the waiter.
-func (w *waiter) take() bool { return w.Choice == nil || w.Choice.Take(w.Option) }
+// take reports whether the queue may admit the caller.
+func (o *Option) take() bool { return o == nil || o.Of == nil || o.Of.Take(o) }
 
-// tryAcquire asks the quota for the waiter. A quota that does not block is not asked for a caller that
-// another queue has admitted, and no other queue asks meanwhile. What another one admits too late, the
-// caller gives back.
-func (w *waiter) tryAcquire(ctx context.Context, c *Config, r store.Request) (store.Decision, error) {
-	if w.Choice == nil || c.Fast == nil {
+// tryAcquire asks the quota for the caller. A quota that does not block is not asked for a caller that another
+// queue has admitted, and no other queue asks meanwhile. What another one admits too late, the caller gives
+// back.
+func (o *Option) tryAcquire(ctx context.Context, c *Config, r store.Request) (store.Decision, error) {
+	if o == nil || o.Of == nil || c.Fast == nil {
 		return c.Quota.TryAcquire(ctx, r)
 	}
-	w.Choice.mu.Lock()
-	defer w.Choice.mu.Unlock()
-	if w.Choice.taken != 0 {
+	o.Of.mu.Lock()
+	defer o.Of.mu.Unlock()
+	if o.Of.taken != nil {
 		return store.Decision{}, errTaken
 	}
 	d, err := c.Quota.TryAcquire(ctx, r)
 	if err == nil && d.Verdict == store.Admitted {
-		w.Choice.taken = w.Option + 1
+		o.Of.taken = o
 	}
 	return d, err
 }

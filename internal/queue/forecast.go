@@ -232,7 +232,7 @@ func (q *Queue) forecast(w *newcomer, now time.Time) (wait time.Duration, tier, 
 			return max(0, wait), tier, ahead
 		}
 	}
-	if retry := q.calls.retry; firm > len(q.reserved) && retry == q.firstUnreserved() && q.calls.retryAt.After(now) && !retry.Elsewhere {
+	if retry := q.calls.retry; firm > len(q.reserved) && retry == q.firstUnreserved() && q.calls.retryAt.After(now) && retry.Option == nil {
 		if ready := q.calls.readyAt.Sub(now); ready > wait {
 			wait, tier = ready, q.calls.decider-1
 		}
@@ -382,7 +382,7 @@ func (r *reviewer) late(at *waiter, ahead int, sum []int64) *waiter {
 	ahead += at.left.firm()
 	sum = append([]int64(nil), sum...)
 	at.left.addFirm(sum)
-	if at.Elsewhere {
+	if at.Option != nil {
 		return r.late(at.right, ahead, sum)
 	}
 	if ahead >= r.from {

@@ -89,9 +89,7 @@ func (q *Queue) Wait(ctx context.Context, t Ticket) (Result, error) {
 		case w.missedStart():
 			w.reserver.Cancel([]store.Decision{w.decision})
 			t.Since, t.place, t.missedStart = w.Since, w.number, true
-			if t.Choice != nil {
-				t.Choice.giveBack()
-			}
+			t.Option.giveBack()
 			return q.Wait(ctx, t)
 		default:
 			return w.result()
@@ -318,7 +316,7 @@ func (q *Queue) reconcile(now time.Time, self *waiter) {
 	unused := q.match(now)
 	for q.headIsDue(now) {
 		w, d := q.waiters.first(), q.reserved[0]
-		if !w.take() {
+		if !w.Option.take() {
 			q.expel(w, errTaken)
 			unused = append(unused, q.match(now)...) // the time may be another's
 			continue

@@ -25,10 +25,8 @@ type node struct {
 	byClass [3]int32
 	// sum is the cost of the subtree, by unit.
 	sum []int64
-	// elsewhere is the number of waiters of the subtree that wait in other queues too, and elsewhereSum
-	// is their cost. If none do, it is nil.
-	elsewhere    int32
-	elsewhereSum []int64
+	// elsewhere are the waiters of the subtree that wait in other queues too. If nil, none do.
+	elsewhere *elsewhere
 	// mixed reports that the waiters of the subtree have different costs.
 	mixed    bool
 	priority uint32
@@ -36,6 +34,12 @@ type node struct {
 	few [2]int64
 	// soonest is the soonest deadline in the subtree. If zero, there is none.
 	soonest time.Time
+}
+
+// elsewhere are waiters that wait in other queues too.
+type elsewhere struct {
+	size int
+	sum  []int64
 }
 
 func (t *tree) len() int { return t.root.count() }
@@ -76,10 +80,13 @@ func (t *tree) ahead(rank time.Time, number uint64, sum []int64) (n int) {
 
 // firm returns the number of waiters of the subtree that wait in no other queue.
 func (w *waiter) firm() int {
-	if w == nil {
+	switch {
+	case w == nil:
 		return 0
+	case w.elsewhere == nil:
+		return w.size
 	}
-	return w.size - int(w.elsewhere)
+	return w.size - w.elsewhere.size
 }
 
 // addFirm adds the cost of those waiters to sum.
@@ -88,35 +95,35 @@ func (w *waiter) addFirm(sum []int64) {
 		return
 	}
 	add(sum, w.sum)
-	for u, n := range w.elsewhereSum {
-		sum[u] -= n
+	if w.elsewhere != nil {
+		for u, n := range w.elsewhere.sum {
+			sum[u] -= n
+		}
 	}
 }
 
-// addElsewhere adds a waiter of the subtree to those that wait in other queues too, if it does.
-func (w *waiter) addElsewhere(one *waiter) {
-	if !one.Elsewhere {
-		return
+// addElsewhere adds waiters of the subtree that wait in other queues too.
+func (w *waiter) addElsewhere(size int, sum []int64) {
+	if w.elsewhere == nil {
+		w.elsewhere = &elsewhere{sum: make([]int64, len(w.sum))}
 	}
-	if w.elsewhere++; w.elsewhereSum == nil {
-		w.elsewhereSum = make([]int64, len(w.sum))
-	}
-	add(w.elsewhereSum, one.Request.Cost)
+	w.elsewhere.size += size
+	add(w.elsewhere.sum, sum)
 }
 
 // updateElsewhere recomputes what addElsewhere adds up.
 func (w *waiter) updateElsewhere() {
-	w.elsewhere = 0
-	clear(w.elsewhereSum)
-	w.addElsewhere(w)
+	if w.elsewhere != nil {
+		w.elsewhere.size = 0
+		clear(w.elsewhere.sum)
+	}
+	if w.Option != nil {
+		w.addElsewhere(1, w.Request.Cost)
+	}
 	for _, child := range []*waiter{w.left, w.right} {
-		if child == nil || child.elsewhere == 0 {
-			continue
+		if child != nil && child.elsewhere != nil {
+			w.addElsewhere(child.elsewhere.size, child.elsewhere.sum)
 		}
-		if w.elsewhere += child.elsewhere; w.elsewhereSum == nil {
-			w.elsewhereSum = make([]int64, len(w.sum))
-		}
-		add(w.elsewhereSum, child.elsewhereSum)
 	}
 }
 
@@ -124,7 +131,7 @@ func (w *waiter) updateElsewhere() {
 // units.
 func (t *tree) firmAhead(rank time.Time, number uint64, units int) (n int, sum []int64) {
 	sum = make([]int64, units)
-	if t.root == nil || t.root.elsewhere == 0 {
+	if t.root == nil || t.root.elsewhere == nil {
 		return t.ahead(rank, number, sum), sum
 	}
 	if number == 0 {
@@ -136,7 +143,7 @@ func (t *tree) firmAhead(rank time.Time, number uint64, units int) (n int, sum [
 			continue
 		}
 		n += at.left.firm()
-		if at.left.addFirm(sum); !at.Elsewhere {
+		if at.left.addFirm(sum); at.Option == nil {
 			n++
 			add(sum, at.Request.Cost)
 		}
@@ -218,7 +225,7 @@ func (t *tree) insert(w *waiter) {
 	w.node = node{priority: rand.Uint32(), size: 1, soonest: w.deadline}
 	w.byClass[w.Class] = 1
 	w.sum = append(w.few[:0], w.Request.Cost...)
-	w.addElsewhere(w)
+	w.updateElsewhere()
 	at := &t.root
 	for *at != nil {
 		parent := *at
@@ -226,7 +233,9 @@ func (t *tree) insert(w *waiter) {
 		parent.size++
 		parent.byClass[w.Class]++
 		add(parent.sum, w.Request.Cost)
-		parent.addElsewhere(w)
+		if w.Option != nil {
+			parent.addElsewhere(1, w.Request.Cost)
+		}
 		parent.soonest = sooner(parent.soonest, w.deadline)
 		parent.mixed = parent.mixed || !slices.Equal(parent.Request.Cost, w.Request.Cost)
 		if parent.before(w.rank, w.number) {
@@ -282,7 +291,7 @@ func (t *tree) build(waiters []*waiter) {
 	t.root = nil
 	var spine []*waiter // from the root to the last waiter, each the right child of the one before
 	for _, w := range waiters {
-		w.sum, w.elsewhereSum = append(w.few[:0], w.Request.Cost...), nil
+		w.sum, w.elsewhere = append(w.few[:0], w.Request.Cost...), nil
 		w.left, w.right, w.parent = nil, nil, nil
 		for n := len(spine); n > 0 && spine[n-1].priority < w.priority; n-- {
 			w.left, spine = spine[n-1], spine[:n-1]
@@ -309,7 +318,7 @@ func (w *waiter) subtract(left, child *waiter) {
 	for u, n := range left.Request.Cost {
 		w.sum[u] -= n
 	}
-	if left.Elsewhere {
+	if left.Option != nil {
 		w.updateElsewhere()
 	}
 	w.mixed = w.mixed && (w.differs(child) || w.differs(w.left) || w.differs(w.right))

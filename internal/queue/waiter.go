@@ -42,16 +42,9 @@ type Ticket struct {
 	Hold time.Duration
 	// Longer is by how much longer than Config.Guard the request counts.
 	Longer time.Duration
-	// Elsewhere reports that the caller waits in other queues too, one of which may admit it. Forecasts
-	// for the callers behind then leave it out.
-	Elsewhere bool
-	// Told is called, without a lock, when a time was reserved for the caller that would fit no other
-	// waiter. If nil, nothing is called.
-	Told func(at time.Time)
-	// Choice is what the caller's tickets share, and Option is the number of this one. If nil, no other
-	// queue admits the caller.
-	Choice *Choice
-	Option int
+	// Option is that of a caller that waits in other queues too, one of which may admit it. Forecasts for
+	// the callers behind then leave it out. If nil, the caller waits in this queue only.
+	Option *Option
 
 	// place is the caller's number in the order of joining. If zero, it joins now.
 	place uint64
