@@ -249,10 +249,10 @@ func TestTokensAreCountedAsMeasured(t *testing.T) {
 // The quota page's example: 600 requests a minute judged by the second are 10 in each.
 func TestSecondsAreJudged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := stand(Deployment{TPM: 100_000, Period: time.Second, ForgetRefused: true})
+		s := stand(Deployment{TPM: 100_000, Period: time.Second, ForgetRefused: true, PeriodHeaders: true})
 		for range 3 {
-			for range 10 {
-				expect(t, s, http.StatusOK)
+			for left := 9; left >= 0; left-- {
+				header(t, expect(t, s, http.StatusOK), map[string]string{"X-Ratelimit-Remaining-Requests": strconv.Itoa(left)})
 			}
 			header(t, expect(t, s, http.StatusTooManyRequests), map[string]string{"Retry-After": "1", "Retry-After-Ms": "1000"})
 			time.Sleep(time.Second)
