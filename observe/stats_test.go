@@ -651,7 +651,7 @@ func TestShadowMode(t *testing.T) {
 		synctest.Wait()
 		const policy = "api (shadow)"
 		s := *stats.policy(policy)
-		if len(*stats.policies.Load()) != 1 || s.active != 0 || s.counts.queued[0] != 0 || s.requests[0][admitted] != 3 || s.requests[0][deadline] != 1 || s.responses[0] != 3 {
+		if len(*stats.policies.Load()) != 1 || len(s.members) != 1 || s.members[0].active != 0 || s.counts.queued[0] != 0 || s.requests[0][admitted] != 3 || s.requests[0][deadline] != 1 || s.members[0].responses[0] != 3 {
 			t.Errorf("%+v, want 3 admitted, 1 late, 3 responses and nothing else", s.counts)
 		}
 		for _, want := range []string{
