@@ -232,20 +232,21 @@ func (p *part) number(tier int) int {
 // explain returns the refusal of a caller, under the policy whose tier decides.
 func (v *view) explain(r *queue.Refusal) error {
 	rev, own := v.parts[0].revisions[0], *r
-	rev, own.Tier = v.decider(own.Tier)
+	_, rev, own.Tier = v.decider(own.Tier)
 	return rev.refusal(&own)
 }
 
-// decider returns the revision whose tier decides, and its index there.
-func (v *view) decider(tier int) (*Revision, int) {
+// decider returns the member and the revision whose tier decides, and its index there.
+func (v *view) decider(tier int) (*Member, *Revision, int) {
 	if tier >= 0 {
 		for _, p := range slices.Backward(v.parts) {
 			if tier >= p.firstTier {
-				return p.member.Path.decider(p.revisions[0], tier-p.firstTier)
+				rev, tier := p.member.Path.decider(p.revisions[0], tier-p.firstTier)
+				return p.member, rev, tier
 			}
 		}
 	}
-	return v.parts[0].revisions[0], -1
+	return v.parts[0].member, v.parts[0].revisions[0], -1
 }
 
 // Forecast merges the forecasts of the members: each request goes to the member that admits it first. It is nil
