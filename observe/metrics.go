@@ -24,13 +24,15 @@ type exposition struct{ bytes.Buffer }
 
 // snapshot writes the metrics of a snapshot.
 func (e *exposition) snapshot(snap Snapshot) {
-	e.policies(snap)
+	e.requests(snap)
+	e.inUse(snap)
+	e.pauses(snap)
 	e.calls(snap)
 	e.states(snap)
 }
 
-// policies writes what the policies have counted.
-func (e *exposition) policies(snap Snapshot) {
+// requests writes what the policies have admitted and refused, and how long the requests have waited.
+func (e *exposition) requests(snap Snapshot) {
 	e.family("throttle_requests_total", "counter", "Requests that were admitted or refused.")
 	for _, p := range snap.Policies {
 		for _, r := range p.Requests {
@@ -56,6 +58,10 @@ func (e *exposition) policies(snap Snapshot) {
 			}
 		}
 	}
+}
+
+// inUse writes the requests that wait and those that were admitted, and how these have ended.
+func (e *exposition) inUse(snap Snapshot) {
 	e.family("throttle_queued_requests", "gauge", "Requests that wait in this process.")
 	for _, p := range snap.Policies {
 		for _, class := range []string{"normal", "interactive", "batch"} {
@@ -76,6 +82,10 @@ func (e *exposition) policies(snap Snapshot) {
 			}
 		}
 	}
+}
+
+// pauses writes the pauses of the quotas and the errors of estimates.
+func (e *exposition) pauses(snap Snapshot) {
 	e.family("throttle_pauses_total", "counter", "Pauses and bans of the quota.")
 	for _, p := range snap.Policies {
 		for _, c := range p.Pauses {
