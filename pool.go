@@ -194,12 +194,12 @@ type MemberStatus struct {
 }
 
 // Status returns how many callers wait, and the state of the members by rank. It blocks for the members that
-// have a shared store, one after the other.
+// have a shared store, all at the same time.
 func (p *Pool) Status(ctx context.Context) (waiting int, members []MemberStatus) {
-	for _, m := range p.pool.Members() {
+	members = admit.Each(&p.pool, func(m *admit.Member) MemberStatus {
 		s := MemberStatus{Member: Member{Name: m.Name, Limiter: m.Of.(*Limiter), Rank: m.Rank, Weight: m.Weight}}
 		s.Status, s.Err = s.Member.Limiter.Status(ctx)
-		members = append(members, s)
-	}
+		return s
+	})
 	return p.pool.Waiting(), members
 }

@@ -54,6 +54,18 @@ func (p *Pool) Members() []*Member {
 	return nil
 }
 
+// Each returns what f returns for the members, by rank. It calls f for all of them at the same time.
+func Each[T any](p *Pool, f func(*Member) T) []T {
+	members := p.Members()
+	results := make([]T, len(members))
+	var wg sync.WaitGroup
+	for i, m := range members {
+		wg.Go(func() { results[i] = f(m) })
+	}
+	wg.Wait()
+	return results
+}
+
 func (p *Pool) spill() time.Duration {
 	if p.Spill == nil {
 		return 0

@@ -93,9 +93,9 @@ func (r *room) wait(ctx context.Context, c *caller, until time.Time) error {
 	result, err := r.queue.Wait(waiting, t)
 	var refused *queue.Refusal
 	if errors.As(err, &refused) {
-		c.demand.bound = BoundSendBy
-		c.demand.giveUp = until
-		return c.demand.withBound(ctx, result.Owner.(*view).explain(refused))
+		d := c.demand // which the goroutines of the options read meanwhile
+		d.bound, d.giveUp = BoundSendBy, until
+		return d.withBound(ctx, result.Owner.(*view).explain(refused))
 	}
 	return err
 }
@@ -231,21 +231,23 @@ func (p *part) number(tier int) int {
 
 // explain returns the refusal of a caller, under the policy whose tier decides.
 func (v *view) explain(r *queue.Refusal) error {
-	rev, own := v.parts[0].revisions[0], *r
-	rev, own.Tier = v.decider(own.Tier)
+	own := *r
+	_, rev, tier := v.decider(r.Tier)
+	own.Tier = tier
 	return rev.refusal(&own)
 }
 
-// decider returns the revision whose tier decides, and its index there.
-func (v *view) decider(tier int) (*Revision, int) {
+// decider returns the member and the revision whose tier decides, and its index there.
+func (v *view) decider(tier int) (*Member, *Revision, int) {
 	if tier >= 0 {
 		for _, p := range slices.Backward(v.parts) {
 			if tier >= p.firstTier {
-				return p.member.Path.decider(p.revisions[0], tier-p.firstTier)
+				rev, tier := p.member.Path.decider(p.revisions[0], tier-p.firstTier)
+				return p.member, rev, tier
 			}
 		}
 	}
-	return v.parts[0].revisions[0], -1
+	return v.parts[0].member, v.parts[0].revisions[0], -1
 }
 
 // Forecast merges the forecasts of the members: each request goes to the member that admits it first. It is nil
