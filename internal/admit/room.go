@@ -93,9 +93,9 @@ func (r *room) wait(ctx context.Context, c *caller, until time.Time) error {
 	result, err := r.queue.Wait(waiting, t)
 	var refused *queue.Refusal
 	if errors.As(err, &refused) {
-		c.demand.bound = BoundSendBy
-		c.demand.giveUp = until
-		return c.demand.withBound(ctx, result.Owner.(*view).explain(refused))
+		late := c.demand // the members' queues read it
+		late.bound, late.giveUp = BoundSendBy, until
+		return late.withBound(ctx, result.Owner.(*view).explain(refused))
 	}
 	return err
 }
