@@ -392,8 +392,8 @@ func TestPoolErrorsHideTheMembersKey(t *testing.T) {
 	if !errors.Is(err, cause) || strings.Contains(err.Error(), "s3cret") {
 		t.Error(err)
 	}
-	tr.Rewrite = func(*http.Request, string) error {
-		_, err := url.Parse("https://u:s3cret/@m.example")
+	tr.Rewrite = func(_ *http.Request, member string) error {
+		_, err := url.Parse("https://u:s3cret/@" + member)
 		return err
 	}
 	if _, err = (&http.Client{Transport: tr}).Get("https://api.example/v1"); err == nil || strings.Contains(err.Error(), "s3cret") {

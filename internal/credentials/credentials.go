@@ -41,6 +41,12 @@ func Replace(req *http.Request, rewrite func(*http.Request) error) (*http.Reques
 	case !has && had:
 		return nil, errors.New("set no credentials, and those of the caller go to no member")
 	}
+	if user := target.URL.User; user != nil { // net/http sends that of a Client's request only
+		target.URL.User = nil
+		if password, _ := user.Password(); target.Header.Get("Authorization") == "" {
+			target.SetBasicAuth(user.Username(), password)
+		}
+	}
 	return target, nil
 }
 

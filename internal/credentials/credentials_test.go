@@ -172,6 +172,25 @@ func TestRewriteThatSetsNoCredentialsFails(t *testing.T) {
 	}
 }
 
+// TestUserOfTheMembersURL checks that it is sent, which only an http.Client does by itself.
+func TestUserOfTheMembersURL(t *testing.T) {
+	for set, want := range map[string][2]string{"": {"member", "s3cret"}, "Basic bzpw": {"o", "p"}} {
+		target, err := Replace(request(t, "https://api.example/v1", "Authorization", "Bearer c"), func(r *http.Request) error {
+			r.URL.User = url.UserPassword("member", "s3cret")
+			if set != "" {
+				r.Header.Set("Authorization", set)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if user, password, _ := target.BasicAuth(); user != want[0] || password != want[1] || target.URL.User != nil {
+			t.Errorf("the member receives %s %v", target.URL, target.Header)
+		}
+	}
+}
+
 func TestCookiesOfAJarNeedNoCredentials(t *testing.T) {
 	target, err := Replace(request(t, "https://api.example/v1", "Cookie", "__cf_bm=x", "OpenAI-Organization", "org"), func(*http.Request) error { return nil })
 	if err != nil || len(target.Header) > 0 {
@@ -207,14 +226,15 @@ func TestTrailersOfTheBodyReachTheTarget(t *testing.T) {
 func TestErrorsHideTheURL(t *testing.T) {
 	cause := errors.New("refused")
 	target := request(t, "https://member.example")
-	for _, bad := range []string{"https://m.example/v1?n=1&key=s3cret", "https://user:s3cret@m.example/v1", "https://user:s3cret/x@m.example/v1"} {
+	invalid := "https://user:s3cret/x@m.example/v1"
+	for _, bad := range []string{"https://m.example/v1?n=1&key=s3cret", "https://user:s3cret@m.example/v1", invalid} {
 		err := Hide(target, &url.Error{Op: "Get", URL: bad, Err: cause})
 		if s := err.Error(); strings.Contains(s, "s3cret") {
 			t.Error(s)
 		}
 	}
-	if _, invalid := url.Parse("https://user:s3cret/x@m.example/v1"); strings.Contains(Hide(target, invalid).Error(), "s3cret") {
-		t.Error(Hide(target, invalid))
+	if _, err := url.Parse(strings.Clone(invalid)); strings.Contains(Hide(target, err).Error(), "s3cret") {
+		t.Error(Hide(target, err))
 	}
 	err := Hide(target, &url.Error{Op: "Get", URL: "https://m.example/v1?n=1&key=k", Err: cause})
 	if !errors.Is(err, cause) || err.Error() != `Get "https://m.example/v1?n=1": refused` {
