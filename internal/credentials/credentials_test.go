@@ -317,3 +317,28 @@ func TestRedirectsThatLeadAway(t *testing.T) {
 		t.Error("the caller's request has changed")
 	}
 }
+
+// FuzzParameters checks that a server reads no credentials from a query that has lost them, whatever it separates
+// pairs by, and that another pair stays as it was written.
+func FuzzParameters(f *testing.F) {
+	f.Add("n=1&key=k;api_key=k&page_token=p")
+	f.Add("%6Bey=k&%zz&&=&;token;=&a+b=%2F")
+	f.Fuzz(func(t *testing.T, query string) {
+		u := &url.URL{RawQuery: query + "&page_token=%7e"}
+		had := removeParameters(u)
+		for _, separators := range []string{u.RawQuery, strings.ReplaceAll(u.RawQuery, ";", "&")} {
+			values, _ := url.ParseQuery(separators)
+			for name := range values {
+				if IsParameter(name) {
+					t.Errorf("%q has become %q", query, u.RawQuery)
+				}
+			}
+		}
+		if !strings.HasSuffix("&"+u.RawQuery, "&page_token=%7e") {
+			t.Errorf("%q has become %q", query, u.RawQuery)
+		}
+		if again := *u; removeParameters(&again) || again != *u || !had && u.RawQuery != query+"&page_token=%7e" {
+			t.Errorf("%q has become %q and then %q", query, u.RawQuery, again.RawQuery)
+		}
+	})
+}
