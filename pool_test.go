@@ -202,3 +202,32 @@ func TestPoolSpill(t *testing.T) {
 		})
 	}
 }
+
+func TestPoolWeights(t *testing.T) {
+	for name, admit := range map[string]func(*throttle.Pool) error{
+		"Wait":    func(p *throttle.Pool) error { return p.Wait(t.Context()) },
+		"Acquire": func(p *throttle.Pool) error { _, err := p.Acquire(t.Context(), nil); return err },
+		"Acquire with a Cost": func(p *throttle.Pool) error {
+			_, err := p.Acquire(t.Context(), throttle.Cost{"requests": 1})
+			return err
+		},
+		"TryAcquire": func(p *throttle.Pool) error { _, err := p.TryAcquire(t.Context(), nil); return err },
+	} {
+		p, err := throttle.NewPool(
+			throttle.Member{Name: "one", Limiter: newLimiter("one", "1000/h")},
+			throttle.Member{Name: "three", Limiter: newLimiter("three", "1000/h"), Weight: 3},
+		)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 40 {
+			if err := admit(p); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, members := p.Status(t.Context())
+		if one, three := members[0].Status.Tiers[0].Used, members[1].Status.Tiers[0].Used; one != 10 || three != 30 {
+			t.Errorf("%s: the members of the Weights 1 and 3 have %d and %d requests, want 10 and 30", name, one, three)
+		}
+	}
+}

@@ -276,20 +276,16 @@ func (p *Pool) AllowOne(ctx context.Context) bool {
 	return false
 }
 
-// TryOne is AllowOne for a held request, and returns the member that has admitted it, or nil.
+// TryOne is AllowOne for a held request, and returns the member that has admitted it, or nil. It asks only the
+// member whose turn it is: one that does not decide fast may have room nevertheless.
 func (p *Pool) TryOne(ctx context.Context, a *Admission) *Member {
 	r := p.quick(ctx, false)
-	for i := r.next(); i >= 0; i = r.next() {
-		m := r.members[i]
-		if m.isObserved() {
-			return nil
-		}
-		if m.Path.TryOne(ctx, a) {
-			r.took(m)
-			return m
-		}
+	i := r.next()
+	if i < 0 || r.members[i].isObserved() || !r.members[i].Path.TryOne(ctx, a) {
+		return nil
 	}
-	return nil
+	r.took(r.members[i])
+	return r.members[i]
 }
 
 // isObserved reports whether a policy's Events receive what happens to a request.
