@@ -231,3 +231,27 @@ func TestPoolWeights(t *testing.T) {
 		}
 	}
 }
+
+func TestPoolThatNewPoolDidNotMake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &throttle.Pool{Spill: 2 * time.Second}
+		if err := p.Wait(t.Context()); err == nil || err.Error() != "throttle: the pool has no members: add one" {
+			t.Error(err)
+		}
+		for i, name := range []string{"first", "second"} {
+			if err := p.Add(throttle.Member{Name: name, Limiter: newLimiter(name, "1/s"), Rank: i}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 2 {
+			permit, err := p.Acquire(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if permit.Member() != "first" {
+				t.Errorf("admitted by %q before Spill has passed", permit.Member())
+			}
+			permit.Release()
+		}
+	})
+}

@@ -22,11 +22,8 @@ import (
 // admits the caller takes it out of the other queues. Therefore a pool has no order of its own beside the
 // orders of its members' quotas, in which the callers of other Limiters and pools wait too.
 type Pool struct {
-	// Spill is how long a request waits for the preferred members before others may serve it. If nil, it does
-	// not wait for them.
-	Spill *time.Duration
-
 	members atomic.Pointer[[]*Member] // by rank
+	waits   *time.Duration            // see spill; set before the first members
 
 	mu      sync.Mutex // guards all below, and the credit of the members; no other lock is taken under it
 	callers map[*caller]struct{}
@@ -54,17 +51,18 @@ func (p *Pool) Members() []*Member {
 	return nil
 }
 
-func (p *Pool) spill() time.Duration {
-	if p.Spill == nil {
-		return 0
-	}
-	return *p.Spill
-}
+// spill returns how long a request waits for the preferred members before others may serve it. There must be
+// members.
+func (p *Pool) spill() time.Duration { return *p.waits }
 
-// Add adds members. Waiting callers may go to them at once.
-func (p *Pool) Add(members ...*Member) error {
+// Add adds members. Waiting callers may go to them at once. Each call must pass the same spill, which points to
+// how long a request waits for the preferred members before others may serve it.
+func (p *Pool) Add(spill *time.Duration, members ...*Member) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.waits == nil {
+		p.waits = spill
+	}
 	all := slices.Clone(p.Members())
 	for _, m := range members {
 		if err := m.check(all); err != nil {
