@@ -10,7 +10,8 @@
 //
 // Always: a refusal for lack of quota, which is a 429, a 503 with a Retry-After, or another
 // response that the transport's Profile classifies as one. The provider did not process such a
-// request. The same holds for a request of which nothing was written, for example because its
+// request. What a member of the transport's Pool has refused, another one serves at once if it has
+// room. The same holds for a request of which nothing was written, for example because its
 // connection was refused. After a Retry-After of 0 one request tries at once. The pause grows only
 // if that request is refused too.
 //
@@ -189,7 +190,7 @@ func (a *attempts) RoundTrip(bodyless *http.Request) (*http.Response, error) {
 		if a.of.throttled.Route != nil {
 			l = a.of.throttled.Route(req)
 		}
-		a.last.limited = l != nil
+		a.last.limited = l != nil || a.of.throttled.Pool != nil
 		return l
 	}
 	req := bodyless.WithContext(outcome.Into(bodyless.Context(), &a.last.refusal))
@@ -260,6 +261,9 @@ func (a *attempts) shouldRetry(resp *http.Response, err error) (retry bool, paus
 			return false, 0
 		case r.Kind == answers.Limited && a.last.limited:
 			a.wait = 0 // the pause is the limiter's
+			if a.of.throttled.Pool != nil {
+				return true, 0 // another member may serve the request at once
+			}
 			return true, r.Delay
 		case r.Kind == answers.Limited:
 			a.wait = cmp.Or(r.Delay, a.wait)
