@@ -93,9 +93,8 @@ func (r *room) wait(ctx context.Context, c *caller, until time.Time) error {
 	result, err := r.queue.Wait(waiting, t)
 	var refused *queue.Refusal
 	if errors.As(err, &refused) {
-		c.demand.bound = BoundSendBy
-		c.demand.giveUp = until
-		return c.demand.withBound(ctx, result.Owner.(*view).explain(refused))
+		limits := Demand{giveUp: until, bound: BoundSendBy} // the options read the caller's demand
+		return limits.withBound(ctx, result.Owner.(*view).explain(refused))
 	}
 	return err
 }
