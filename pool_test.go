@@ -255,3 +255,55 @@ func TestPoolThatNewPoolDidNotMake(t *testing.T) {
 		}
 	})
 }
+
+// TestStickyKeys checks that a key has one member, in whatever order the members are named, and that a new member
+// takes over only keys of its own.
+func TestStickyKeys(t *testing.T) {
+	member := func(name string) throttle.Member {
+		return throttle.Member{Name: name, Limiter: newLimiter(name, "100000/s")}
+	}
+	chosen := func(p *throttle.Pool, key int) string {
+		permit, err := p.Acquire(throttle.WithStickyKey(t.Context(), fmt.Sprint("conversation ", key)), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return permit.Member()
+	}
+	p, err := throttle.NewPool(member("a"), member("b"), member("c"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := throttle.NewPool(member("c"), member("a"), member("b"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before [1000]string
+	counts := make(map[string]int)
+	for key := range before {
+		before[key] = chosen(p, key)
+		counts[before[key]]++
+		if other := chosen(q, key); other != before[key] {
+			t.Errorf("key %d goes to %s in one pool and to %s in another", key, before[key], other)
+		}
+	}
+	for name, n := range counts {
+		if n < 280 || n > 390 {
+			t.Errorf("%s has %d of 1,000 keys, want a third", name, n)
+		}
+	}
+	if err := p.Add(member("d")); err != nil {
+		t.Fatal(err)
+	}
+	moved := 0
+	for key, was := range before {
+		switch now := chosen(p, key); {
+		case now == "d":
+			moved++
+		case now != was:
+			t.Errorf("key %d moved from %s to %s", key, was, now)
+		}
+	}
+	if moved < 200 || moved > 300 {
+		t.Errorf("the new member has %d of 1,000 keys, want a fourth", moved)
+	}
+}
