@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"sync"
 	"testing"
@@ -305,5 +307,25 @@ func TestStickyKeys(t *testing.T) {
 	}
 	if moved < 200 || moved > 300 {
 		t.Errorf("the new member has %d of 1,000 keys, want a fourth", moved)
+	}
+}
+
+// TestTransportNeedsPoolAndRewrite checks that a request is not sent as the caller made it, without a limit, because
+// a Pool is missing, for example after an ignored error of NewPool.
+func TestTransportNeedsPoolAndRewrite(t *testing.T) {
+	p, _ := poolOf(t, "5/s")
+	for _, tr := range []*throttle.Transport{
+		{Pool: p},
+		{Rewrite: func(*http.Request, string) error { return nil }},
+		{Rewrite: func(*http.Request, string) error { return nil }, Limiter: newLimiter("other", "5/s")},
+	} {
+		tr.Base = roundTripper(func(*http.Request) (*http.Response, error) {
+			t.Error("the request was sent")
+			return trAnswer(http.StatusOK), nil
+		})
+		_, err := tr.RoundTrip(httptest.NewRequest(http.MethodGet, trURL, nil))
+		if want := "throttle: Transport has one of Pool and Rewrite: set both; Rewrite directs a request to a member of the Pool"; err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
 	}
 }
