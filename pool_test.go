@@ -324,7 +324,7 @@ func TestTransportNeedsPoolAndRewrite(t *testing.T) {
 			return trAnswer(http.StatusOK), nil
 		})
 		_, err := tr.RoundTrip(httptest.NewRequest(http.MethodGet, trURL, nil))
-		if want := "throttle: Transport has one of Pool and Rewrite: set both; Rewrite directs a request to a member of the Pool"; err == nil || err.Error() != want {
+		if want := "throttle: Transport has only one of Pool and Rewrite: set Rewrite and Pool, or neither"; err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}

@@ -236,7 +236,7 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 func (a *attempt) admitInPool(req *http.Request) (member string, err error) {
 	t, ctx := a.transport, req.Context()
 	if t.Pool == nil || t.Rewrite == nil {
-		return "", errors.New("throttle: Transport has one of Pool and Rewrite: set both; Rewrite directs a request to a member of the Pool")
+		return "", errors.New("throttle: Transport has only one of Pool and Rewrite: set Rewrite and Pool, or neither")
 	}
 	if t.StickyKey != nil {
 		if key := t.StickyKey(req); key != "" {
