@@ -39,7 +39,7 @@ func sticking(ctx context.Context, pool *throttle.Pool, conversation string) (*t
 	return permit, err
 }
 
-func directing(pool *throttle.Pool, hosts, keys map[string]string) *http.Client {
+func directing(pool *throttle.Pool, hosts, keys map[string]string) (*http.Client, *throttle.Transport) {
 	transport := &throttle.Transport{
 		Pool: pool,
 		Rewrite: func(req *http.Request, member string) error {
@@ -50,7 +50,7 @@ func directing(pool *throttle.Pool, hosts, keys map[string]string) *http.Client 
 		StickyKey: func(req *http.Request) string { return req.Header.Get("X-Conversation") },
 	}
 	client := retry.NewClient(transport)
-	return client
+	return client, transport
 }
 
 func nesting(east, west, account *throttle.Limiter) (*throttle.Pool, error) {
@@ -131,6 +131,93 @@ func hasRow(t *testing.T, row string) {
 	if !strings.Contains(readText(t, "../../docs/pools.md"), "\n"+row+"\n") {
 		t.Errorf("the page does not have the row\n%s", row)
 	}
+}
+
+// TestPoolsPageHTTP checks that what one member refuses goes to the other, with that one's key only.
+func TestPoolsPageHTTP(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pool, _ := poolOf(t, "5/s", "5/s")
+		client, transport := directing(pool, map[string]string{"a": "a.test", "b": "b.test"}, map[string]string{"a": "key-a", "b": "key-b"})
+		var sent []string
+		transport.Base = trip(func(req *http.Request) *http.Response {
+			sent = append(sent, fmt.Sprint(req.URL, req.Header["Api-Key"], req.Header["Authorization"]))
+			status := http.StatusOK
+			if len(sent) == 1 {
+				status = http.StatusTooManyRequests
+			}
+			return &http.Response{StatusCode: status, Header: http.Header{"Retry-After": {"30"}}, Body: http.NoBody}
+		})
+		start := time.Now()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://model.test/chat", strings.NewReader("{}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer of-the-caller")
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		want := "https://a.test/chat [key-a] [] https://b.test/chat [key-b] []"
+		if got := strings.Join(sent, " "); got != want || resp.StatusCode != http.StatusOK || time.Since(start) > 0 {
+			t.Errorf("sent %s, status %d after %v; want %s at once", got, resp.StatusCode, time.Since(start), want)
+		}
+	})
+}
+
+// members returns the members to which a pool sends requests that have room at once, and the error of the next one.
+func members(ctx context.Context, acquire func(context.Context) (*throttle.Permit, error)) (names string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	for range 100 {
+		permit, err := acquire(ctx)
+		if err != nil {
+			return names, err
+		}
+		names += permit.Member()[:1]
+		permit.Release()
+	}
+	return names, nil
+}
+
+// TestPoolsPageMembers checks the page's pools.
+func TestPoolsPageMembers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nested, err := nesting(limited(t, "east", "2/h"), limited(t, "west", "2/h"), limited(t, "account", "3/h"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		group := unguarded("tenants", throttle.PerHour(2))
+		east, west := mustGroup(t, group), mustGroup(t, group)
+		first, err := perTenant(east, west, "first")
+		if err != nil {
+			t.Fatal(err)
+		}
+		second, err := perTenant(east, west, "second")
+		if err != nil {
+			t.Fatal(err)
+		}
+		sticky, _ := poolOf(t, "2/h", "3/h")
+		stats := observe.NewStats()
+		observing(sticky, stats)
+		sticky.Spill = time.Minute
+		for what, c := range map[string]struct {
+			acquire func(context.Context) (*throttle.Permit, error)
+			want    string
+		}{
+			"within an account": {func(ctx context.Context) (*throttle.Permit, error) { return nested.Acquire(ctx, nil) }, "ewe"},
+			"the first tenant":  {func(ctx context.Context) (*throttle.Permit, error) { return first.Acquire(ctx, nil) }, "ewew"},
+			"the second tenant": {func(ctx context.Context) (*throttle.Permit, error) { return second.Acquire(ctx, nil) }, "ewew"},
+			"a conversation":    {func(ctx context.Context) (*throttle.Permit, error) { return sticking(ctx, sticky, "one") }, "bbbaa"},
+		} {
+			if got, err := members(t.Context(), c.acquire); got != c.want || !errors.Is(err, throttle.ErrDeadline) {
+				t.Errorf("%s: %s, then %v; want %s", what, got, err, c.want)
+			}
+		}
+		if p := stats.Snapshot().Policies; len(p) != 1 || p[0].Policy != "chat" {
+			t.Errorf("the Stats have %+v, want those of the pool", p)
+		}
+	})
 }
 
 // TestPoolsPageSpill computes the table of the reserved capacity.
