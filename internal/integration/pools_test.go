@@ -383,3 +383,28 @@ func TestPoolsPageExplain(t *testing.T) {
 		}
 	})
 }
+
+// TestPoolsPageCosts checks that a member ignores the units that it does not count, and that a request goes where
+// its cost fits.
+func TestPoolsPageCosts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pool, _ := poolOf(t, "9/h + 100/h;unit=tokens", "9/h")
+		for _, want := range []string{"a", "b", "b"} {
+			permit, err := pool.Acquire(t.Context(), throttle.Cost{"tokens": 60})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if permit.Member() != want {
+				t.Errorf("admitted by %s, want %s", permit.Member(), want)
+			}
+		}
+		permit, err := pool.Acquire(t.Context(), throttle.Cost{"tokens": 101})
+		if err != nil || permit.Member() != "b" {
+			t.Errorf("more than a tier of a: %s, %v; want b", permit.Member(), err)
+		}
+		want := `throttle: pool: cost names the unit "token": the members count requests, tokens`
+		if _, err := pool.Acquire(t.Context(), throttle.Cost{"token": 1}); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	})
+}
