@@ -39,7 +39,8 @@ type Member struct {
 // Keys of one account usually share one limit. They do not add up, so they are no members of a Pool. To
 // keep an account's limit over several members, put each Limiter within that of the account.
 //
-// The methods of a Pool are safe for concurrent use, as long as its fields are not changed.
+// The zero Pool has no members. The methods of a Pool are safe for concurrent use, as long as its fields are
+// not changed.
 type Pool struct {
 	// Name is what an Observer knows the Pool by. If empty, "pool".
 	Name string
@@ -57,12 +58,11 @@ type Pool struct {
 	pool admit.Pool
 }
 
-// NewPool returns a Pool of the members, which may be none. It returns an error if a member has no Name
-// or no Limiter, if two have the same Name or quota, if a Weight or Rank is negative, or if a policy has
-// Shadow.
+// NewPool returns a Pool of the members, which may be none. It returns an error for more than 64 members, if a
+// member has no Name or no Limiter, if two have the same Name or are known to have the same quota, if a Weight
+// or Rank is negative, or if a policy has Shadow.
 func NewPool(members ...Member) (*Pool, error) {
 	p := new(Pool)
-	p.pool.Spill = &p.Spill
 	if err := p.Add(members...); err != nil {
 		return nil, err
 	}
@@ -79,7 +79,7 @@ func (p *Pool) Add(members ...Member) error {
 			added[i].Path, added[i].Of = &m.Limiter.path, m.Limiter
 		}
 	}
-	return p.pool.Add(added...)
+	return p.pool.Add(&p.Spill, added...)
 }
 
 // Remove removes a member, and reports whether there was one of that name. Waiting callers keep their

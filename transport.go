@@ -66,7 +66,7 @@ type Transport struct {
 	// Route is nil, Limiter is used.
 	Route func(*http.Request) *Limiter
 
-	// Pool is the quota instead of Limiter and Route. Rewrite must be set, too.
+	// Pool is the quota instead of Limiter and Route. If only one of Pool and Rewrite is set, requests fail.
 	Pool *Pool
 
 	// Rewrite directs a request to the member of the Pool that has admitted it: it sets the URL and the
@@ -141,7 +141,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	switch l := t.limiter(req); {
 	case t.Pool != nil && credentials.LeadsAway(req):
 		a.target = credentials.WithoutFields(req)
-	case l != nil || t.Pool != nil:
+	case l != nil || t.Pool != nil || t.Rewrite != nil:
 		if err := a.admit(l, req); err != nil {
 			return nil, err
 		}
@@ -206,7 +206,7 @@ type attempt struct {
 func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 	t, ctx, member := a.transport, req.Context(), ""
 	switch {
-	case t.Pool != nil:
+	case t.Pool != nil || t.Rewrite != nil:
 		member, err = a.admitInPool(req)
 	case t.Cost != nil || t.SendBy != nil || ctx.Err() != nil || !l.tryOne(ctx, &a.admission):
 		err = l.admit(ctx, a.demand(req), &a.admission)
@@ -242,8 +242,8 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 // admitInPool waits for a member of the Pool, and returns its name.
 func (a *attempt) admitInPool(req *http.Request) (member string, err error) {
 	t, ctx := a.transport, req.Context()
-	if t.Rewrite == nil {
-		return "", errors.New("throttle: Transport has a Pool and no Rewrite: set Rewrite, which directs a request to a member")
+	if t.Pool == nil || t.Rewrite == nil {
+		return "", errors.New("throttle: Transport has only one of Pool and Rewrite: set Rewrite and Pool, or neither")
 	}
 	if t.StickyKey != nil {
 		if key := t.StickyKey(req); key != "" {

@@ -22,11 +22,8 @@ import (
 // admits the caller takes it out of the other queues. Therefore a pool has no order of its own beside the
 // orders of its members' quotas, in which the callers of other Limiters and pools wait too.
 type Pool struct {
-	// Spill is how long a request waits for the preferred members before others may serve it. If nil, it does
-	// not wait for them.
-	Spill *time.Duration
-
 	members atomic.Pointer[[]*Member] // by rank
+	waits   *time.Duration            // see spill; set before the first members
 
 	mu      sync.Mutex // guards all below, and the credit of the members; no other lock is taken under it
 	callers map[*caller]struct{}
@@ -66,17 +63,18 @@ func Each[T any](p *Pool, f func(*Member) T) []T {
 	return results
 }
 
-func (p *Pool) spill() time.Duration {
-	if p.Spill == nil {
-		return 0
-	}
-	return *p.Spill
-}
+// spill returns how long a request waits for the preferred members before others may serve it. There must be
+// members.
+func (p *Pool) spill() time.Duration { return *p.waits }
 
-// Add adds members. Waiting callers may go to them at once.
-func (p *Pool) Add(members ...*Member) error {
+// Add adds members. Waiting callers may go to them at once. Each call must pass the same spill, which points to
+// how long a request waits for the preferred members before others may serve it.
+func (p *Pool) Add(spill *time.Duration, members ...*Member) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.waits == nil {
+		p.waits = spill
+	}
 	all := slices.Clone(p.Members())
 	for _, m := range members {
 		if err := m.check(all); err != nil {
@@ -288,20 +286,16 @@ func (p *Pool) AllowOne(ctx context.Context) bool {
 	return false
 }
 
-// TryOne is AllowOne for a held request, and returns the member that has admitted it, or nil.
+// TryOne is AllowOne for a held request, and returns the member that has admitted it, or nil. It asks only the
+// member whose turn it is: one that does not decide fast may have room nevertheless.
 func (p *Pool) TryOne(ctx context.Context, a *Admission) *Member {
 	r := p.quick(ctx, false)
-	for i := r.next(); i >= 0; i = r.next() {
-		m := r.members[i]
-		if m.isObserved() {
-			return nil
-		}
-		if m.Path.TryOne(ctx, a) {
-			r.took(m)
-			return m
-		}
+	i := r.next()
+	if i < 0 || r.members[i].isObserved() || !r.members[i].Path.TryOne(ctx, a) {
+		return nil
 	}
-	return nil
+	r.took(r.members[i])
+	return r.members[i]
 }
 
 // isObserved reports whether a policy's Events receive what happens to a request.
