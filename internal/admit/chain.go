@@ -198,7 +198,7 @@ func (p *Path) chargeThrough(ctx context.Context, t queue.Turn, d Demand, charge
 func (rev *Revision) chargeInside(ctx context.Context, t queue.Turn, d Demand, outer *Admission) (queue.Result, []Charge, error) {
 	decision, err := overtaken, ctx.Err()
 	if err == nil && (t.Overtakes == nil || !t.Overtakes()) { // else the caller asks again in its turn
-		decision, err = rev.quota.TryAcquire(ctx, t.Request)
+		decision, err = d.option.TryAcquire(ctx, rev.quota, fastOf(rev.quota) == nil, t.Request)
 	}
 	if admitted := err == nil && decision.Verdict == store.Admitted; !admitted || outer.expired() {
 		if t.StepBack != nil {
@@ -207,6 +207,7 @@ func (rev *Revision) chargeInside(ctx context.Context, t queue.Turn, d Demand, o
 		outer.drop()
 		if admitted { // the outer reservations have ended
 			_ = rev.quota.Return(context.WithoutCancel(ctx), decision, t.Cost)
+			d.option.GiveBack()
 			decision = store.Decision{Tier: -1}
 		}
 		return queue.Result{Decision: decision}, nil, err

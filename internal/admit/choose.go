@@ -96,17 +96,17 @@ type caller struct {
 	ctx   context.Context // of the options; ends when the caller leaves
 	asked sync.WaitGroup  // the goroutines of the options
 
-	mu      sync.Mutex          // guards all below
-	options map[*Member]*option // of the members in whose queues the caller waits
-	refused map[*Member]error   // the errors of other members
-	timers  []*time.Timer       // which end the refusals of members
-	held    *option             // with a reserved time that fits no other caller; nil if there is none
-	heldAt  time.Time           // that time
-	winner  *option             // that has admitted the request; nil if none has
-	failed  *option             // in which a function of the user did not return; nil if it did
-	changed bool                // the members have changed, or one has refused the request
-	left    bool                // no further member is asked
-	wake    func(error)         // ends the wait in a room; nil if the caller is in none
+	mu      sync.Mutex              // guards all below
+	options map[*Member]*option     // of the members in whose queues the caller waits
+	refused map[*Member]error       // the errors of other members
+	timers  map[*Member]*time.Timer // see caller.after
+	held    *option                 // with a reserved time that fits no other caller; nil if there is none
+	heldAt  time.Time               // that time
+	winner  *option                 // that has admitted the request; nil if none has
+	failed  *option                 // in which a function of the user did not return; nil if it did
+	changed bool                    // the members have changed, or one has refused the request
+	left    bool                    // no further member is asked
+	wake    func()                  // ends the wait in a room; nil if the caller is in none
 }
 
 // An option is a member in whose queue a caller waits.
@@ -155,7 +155,7 @@ func (c *caller) refusals() map[*Member]error {
 
 // admit waits until a member admits the request.
 func (c *caller) admit(ctx context.Context, a *Admission) (by *Member, err error) {
-	c.options, c.refused = make(map[*Member]*option), make(map[*Member]error)
+	c.options, c.refused, c.timers = make(map[*Member]*option), make(map[*Member]error), make(map[*Member]*time.Timer)
 	var cancel context.CancelFunc
 	c.ctx, cancel = context.WithCancel(ctx)
 	c.pool.enter(c)
@@ -211,17 +211,18 @@ func (c *caller) wait(ctx context.Context) error {
 			return err
 		}
 		c.stage = min(c.stage, len(stages)-1)
-		members, last, until := stages[c.stage], c.stage == len(stages)-1, c.demand.SendBy
-		if !last {
-			until = c.since.Add(c.pool.spill())
-		}
+		members, last := stages[c.stage], c.stage == len(stages)-1
 		room := c.pool.room(members)
+		until, bound := c.since.Add(c.pool.spill()), ""
+		if last {
+			until, bound = room.giveUpAt(c)
+		}
 		if !last && (c.pool.spill() == 0 || room.isLate(ctx, c, until)) {
 			c.stage++
 			continue
 		}
 		c.join(members)
-		err = room.wait(ctx, c, until)
+		err = room.wait(ctx, c, until, bound)
 		switch again, decided := c.news(); {
 		case decided:
 			return nil
@@ -229,6 +230,9 @@ func (c *caller) wait(ctx context.Context) error {
 		case err != nil && !last && ctx.Err() == nil:
 			c.stage++
 		default:
+			if !until.IsZero() && !time.Now().Before(until) {
+				c.asked.Wait() // the members give up too, or admit it at the last moment
+			}
 			return c.withOutage(err)
 		}
 	}
@@ -320,7 +324,7 @@ func (o *option) told(at time.Time) {
 			c.stop(other)
 		}
 	}
-	c.timers = append(c.timers, time.AfterFunc(time.Until(at)+overdue, func() { c.release(o.member) }))
+	c.after(time.Until(at)+overdue, o.member, func() { c.release(o.member) })
 }
 
 // release lets the caller ask all members again, because the time that a member has reserved is void.
@@ -329,7 +333,7 @@ func (c *caller) release(m *Member) {
 	defer c.mu.Unlock()
 	if c.held != nil && c.held.member == m {
 		c.held = nil
-		c.signal(errChanged)
+		c.signal()
 	}
 }
 
@@ -437,6 +441,7 @@ func (c *caller) answer(o *option, err error, returned bool) {
 }
 
 func (c *caller) record(o *option, err error, returned bool) (surplus bool) {
+	surplus = returned && err == nil && !c.choice.Take(&o.ticket)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.options[o.member] == o {
@@ -448,36 +453,29 @@ func (c *caller) record(o *option, err error, returned bool) (surplus bool) {
 	switch {
 	case !returned:
 		c.failed = o
-	case err != nil && o.stopped:
-		return false
-	case err != nil:
+	case surplus, err == queue.ErrTaken, err != nil && o.stopped:
+		return surplus
+	case err == nil:
+		c.winner = o
+	default:
 		c.refused[o.member] = err
 		c.endRefusal(o.member, err)
-	case c.winner != nil || !c.choice.Take(&o.ticket):
-		return true
-	default:
-		c.winner = o
-		c.signal(queue.ErrAdmitted)
-		return false
 	}
-	c.signal(errChanged)
+	c.signal()
 	return false
 }
-
-// errChanged is the cause of the end of a wait in a room whose caller chooses anew.
-var errChanged = errors.New("admit: the caller chooses anew")
 
 // again lets the caller choose anew.
 func (c *caller) again() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.signal(errChanged)
+	c.signal()
 }
 
-// signal wakes the caller. It holds the lock.
-func (c *caller) signal(cause error) {
+// signal lets the caller choose anew. It holds the lock.
+func (c *caller) signal() {
 	if c.changed = true; c.wake != nil {
-		c.wake(cause)
+		c.wake()
 	}
 }
 
@@ -501,10 +499,19 @@ func (c *caller) endRefusal(m *Member, err error) {
 	if wait <= 0 || wait >= store.Forever {
 		return
 	}
-	c.timers = append(c.timers, time.AfterFunc(wait, func() {
+	c.after(wait, m, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		delete(c.refused, m)
-		c.signal(errChanged)
-	}))
+		c.signal()
+	})
+}
+
+// after calls f later, in place of what it was to call for the member before, unless the caller leaves. The
+// caller holds the lock.
+func (c *caller) after(d time.Duration, m *Member, f func()) {
+	if t := c.timers[m]; t != nil {
+		t.Stop()
+	}
+	c.timers[m] = time.AfterFunc(d, f)
 }

@@ -125,20 +125,17 @@ func (p *Pool) Remove(name string) bool {
 // change replaces the members. The caller holds the lock.
 func (p *Pool) change(members []*Member) {
 	p.members.Store(&members)
+	p.rooms = nil
 	for c := range p.callers {
 		go c.again()
 	}
 }
 
 // Waiting returns how many callers wait.
-func (p *Pool) Waiting() (n int) {
+func (p *Pool) Waiting() int {
 	p.mu.Lock()
-	rooms := slices.Clone(p.rooms)
-	p.mu.Unlock()
-	for _, r := range rooms {
-		n += r.queue.Len()
-	}
-	return n
+	defer p.mu.Unlock()
+	return len(p.callers)
 }
 
 func (p *Pool) enter(c *caller) {
@@ -259,37 +256,30 @@ func (p *Pool) quick(ctx context.Context, all bool) round {
 	return r
 }
 
-// AllowOne admits one request, of which nothing more is reported, if it need not wait and nobody observes
-// it. If it returns false, the request needs Admit.
+// AllowOne admits one request, of which nothing more is reported, if the member whose turn it is admits one
+// on its fast path and nobody observes it. If it returns false, the request needs Admit.
 func (p *Pool) AllowOne(ctx context.Context) bool {
 	r := p.quick(ctx, false)
-	for i := r.next(); i >= 0; i = r.next() {
-		m := r.members[i]
-		if m.isObserved() {
-			return false
-		}
-		if _, ok := m.Path.AllowOne(ctx); ok {
-			r.took(m)
-			return true
-		}
+	i := r.next()
+	if i < 0 || r.members[i].isObserved() {
+		return false
 	}
-	return false
+	_, ok := r.members[i].Path.AllowOne(ctx)
+	if ok {
+		r.took(r.members[i])
+	}
+	return ok
 }
 
 // TryOne is AllowOne for a held request, and returns the member that has admitted it, or nil.
 func (p *Pool) TryOne(ctx context.Context, a *Admission) *Member {
 	r := p.quick(ctx, false)
-	for i := r.next(); i >= 0; i = r.next() {
-		m := r.members[i]
-		if m.isObserved() {
-			return nil
-		}
-		if m.Path.TryOne(ctx, a) {
-			r.took(m)
-			return m
-		}
+	i := r.next()
+	if i < 0 || r.members[i].isObserved() || !r.members[i].Path.TryOne(ctx, a) {
+		return nil
 	}
-	return nil
+	r.took(r.members[i])
+	return r.members[i]
 }
 
 // isObserved reports whether a policy's Events receive what happens to a request.

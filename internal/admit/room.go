@@ -64,11 +64,29 @@ func (r *room) replanned() {
 
 func (c *caller) ticket(ctx context.Context, until time.Time) queue.Ticket {
 	return queue.Ticket{
-		Class: ClassOf(ctx), GiveUp: until, Since: c.since,
+		Class: ClassOf(ctx), GiveUp: until, Since: c.since, Elsewhere: &c.choice,
 		Renew: func(owner any) (store.Request, bool, error) {
 			return store.Request{Cost: owner.(*view).costOf(&c.demand), Held: true}, false, nil
 		},
 	}
+}
+
+// giveUpAt returns the time at which a caller is no longer worth waiting for, zero if there is none, and what sets
+// it: the SendBy of the request, or the MaxWait of the member that lets it wait longest.
+func (r *room) giveUpAt(c *caller) (until time.Time, bound string) {
+	until, bound = c.demand.SendBy, BoundSendBy
+	longest := time.Duration(0)
+	for _, m := range r.members {
+		wait := m.Path.revision().MaxWait
+		if wait == 0 {
+			return until, bound
+		}
+		longest = max(longest, wait)
+	}
+	if last := c.since.Add(longest); until.IsZero() || last.Before(until) {
+		until, bound = last, BoundMaxWait
+	}
+	return until, bound
 }
 
 // isLate reports whether the members will not admit a caller by a time.
@@ -77,11 +95,12 @@ func (r *room) isLate(ctx context.Context, c *caller, until time.Time) bool {
 	return r.queue.Forecast(c.ticket(ctx, until)).Refusal != nil
 }
 
-// wait waits until a member has admitted the caller, the caller chooses anew, or it is late.
-func (r *room) wait(ctx context.Context, c *caller, until time.Time) error {
+// wait waits until a member has admitted the caller, the caller chooses anew, or it is late. What sets until is
+// bound.
+func (r *room) wait(ctx context.Context, c *caller, until time.Time, bound string) error {
 	r.configure()
-	waiting, wake := context.WithCancelCause(ctx)
-	defer wake(nil)
+	waiting, wake := context.WithCancel(ctx)
+	defer wake()
 	if !c.listen(wake) {
 		return nil
 	}
@@ -93,15 +112,14 @@ func (r *room) wait(ctx context.Context, c *caller, until time.Time) error {
 	result, err := r.queue.Wait(waiting, t)
 	var refused *queue.Refusal
 	if errors.As(err, &refused) {
-		c.demand.bound = BoundSendBy
-		c.demand.giveUp = until
-		return c.demand.withBound(ctx, result.Owner.(*view).explain(refused))
+		limits := Demand{giveUp: until, bound: bound}
+		return limits.withBound(ctx, result.Owner.(*view).explain(refused))
 	}
 	return err
 }
 
 // listen lets wake end the wait of the caller. It reports whether the caller has to wait.
-func (c *caller) listen(wake func(error)) bool {
+func (c *caller) listen(wake func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.wake = wake

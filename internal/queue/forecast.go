@@ -88,17 +88,36 @@ func (q *Queue) makeForecast(cost []int64, now time.Time) *forecast {
 	q.forecasts.early = q.forecasts.early || len(q.calls.asking) > 0 && q.config.Reserver == nil || len(q.calls.stale) > 0
 	for _, asked := range [][]*waiter{q.calls.asking, q.calls.stale} {
 		for _, w := range asked {
-			if w.out.Load() { // its cost may have other units
-				continue
+			if !w.out.Load() { // else its cost may have other units
+				f.noteCharged(w)
 			}
-			f.admitted--
-			for u, n := range w.Request.Cost {
-				f.cost[u] -= n
-			}
-			f.noteCost(w.Request.Cost)
 		}
 	}
+	if q.config.Quota == nil {
+		q.noteElsewhere(f)
+	}
 	return f
+}
+
+// noteElsewhere notes the waiters that other queues have admitted and that have not left yet. They are among
+// the first ones.
+func (q *Queue) noteElsewhere(f *forecast) {
+	for w, others := q.waiters.first(), 0; w != nil && others < leastSteps; w = w.next() {
+		if w.Elsewhere != nil && w.Elsewhere.mayBeTaken() {
+			f.noteCharged(w)
+		} else {
+			others++
+		}
+	}
+}
+
+// noteCharged notes that the copy of the quota may contain the charge of a waiter.
+func (f *forecast) noteCharged(w *waiter) {
+	f.admitted--
+	for u, n := range w.Request.Cost {
+		f.cost[u] -= n
+	}
+	f.noteCost(w.Request.Cost)
 }
 
 // noteCost notes that the forecast has a request of a cost, and reports whether all its requests

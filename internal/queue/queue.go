@@ -78,9 +78,6 @@ func (q *Queue) Wait(ctx context.Context, t Ticket) (Result, error) {
 			q.timers.sleep(ctx, w, do)
 		}
 		if err := ctx.Err(); err != nil && !w.out.Load() {
-			if context.Cause(ctx) == ErrAdmitted {
-				err = ErrAdmitted
-			}
 			return q.quit(w, err)
 		}
 		switch {
@@ -89,7 +86,7 @@ func (q *Queue) Wait(ctx context.Context, t Ticket) (Result, error) {
 		case w.missedStart():
 			w.reserver.Cancel([]store.Decision{w.decision})
 			t.Since, t.place, t.missedStart = w.Since, w.number, true
-			t.Option.giveBack()
+			t.Option.GiveBack()
 			return q.Wait(ctx, t)
 		default:
 			return w.result()
@@ -249,7 +246,7 @@ func (q *Queue) quit(w *waiter, err error) (Result, error) {
 		err = u
 	}
 	wasFirst := w == q.waiters.first()
-	if err == ErrAdmitted {
+	if w.Elsewhere != nil && w.Elsewhere.isTaken() {
 		q.forecasts.admitted(w)
 	}
 	q.remove(w)
