@@ -140,17 +140,21 @@ func (d *decider) Unsent()        {}
 
 // stages returns the members that may serve the request: see Pool.stages. It returns an error if none may.
 func (c *caller) stages() ([][]*Member, error) {
-	able, err := c.pool.able(&c.demand, c.refusals())
-	if len(able) == 0 {
+	c.mu.Lock()
+	refused := maps.Clone(c.refused)
+	c.mu.Unlock()
+	able, err := c.pool.able(&c.demand, refused)
+	if err != nil {
 		return nil, err
 	}
 	return c.pool.stages(able, c.key), nil
 }
 
-func (c *caller) refusals() map[*Member]error {
+// isRefused reports whether all of the members have refused the request.
+func (c *caller) isRefused(members []*Member) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return maps.Clone(c.refused)
+	return !slices.ContainsFunc(members, func(m *Member) bool { return c.refused[m] == nil })
 }
 
 // admit waits until a member admits the request.
@@ -217,18 +221,17 @@ func (c *caller) wait(ctx context.Context) error {
 		if last {
 			until, bound = room.giveUpAt(c)
 		}
-		if !last && (c.pool.spill() == 0 || room.isLate(ctx, c, until)) {
+		if !last && (c.pool.spill() == 0 || c.isRefused(members)) {
 			c.stage++
 			continue
 		}
-		c.join(members)
 		err = room.wait(ctx, c, until, bound)
 		switch again, decided := c.news(); {
 		case decided:
 			return nil
-		case again && ctx.Err() == nil:
-		case err != nil && !last && ctx.Err() == nil:
+		case isLate(err) && !last:
 			c.stage++
+		case again && ctx.Err() == nil && !isLate(err):
 		default:
 			if !until.IsZero() && !time.Now().Before(until) {
 				c.asked.Wait() // the members give up too, or admit it at the last moment
@@ -269,7 +272,7 @@ func (c *caller) withOutage(err error) error {
 	return outage
 }
 
-// join waits in the queues of members, and in no others.
+// join joins the queues of members, and leaves the others.
 func (c *caller) join(members []*Member) {
 	c.mu.Lock()
 	for m, o := range c.options {

@@ -302,26 +302,35 @@ func (m *Member) canAdmit(d *Demand) error {
 	return err
 }
 
-// able returns the members that can serve a demand at some time, by rank, and, if there is none, the error of
-// the others.
+// able returns the members that can serve a demand at some time, by rank, also those by which it would be too late.
+// If the others and those have all refused it, able returns the error that ends soonest.
 func (p *Pool) able(d *Demand, refused map[*Member]error) (able []*Member, err error) {
-	members := p.Members()
+	members, open := p.Members(), false
 	able = make([]*Member, 0, len(members))
 	for _, m := range members {
 		failed := refused[m]
 		if failed == nil {
 			failed = m.canAdmit(d)
 		}
-		if failed != nil {
-			err = betterError(err, failed)
-			continue
+		if failed == nil || isLate(failed) {
+			able = append(able, m)
 		}
-		able = append(able, m)
+		open = open || failed == nil
+		err = betterError(err, failed)
 	}
-	if len(members) == 0 {
-		err = errNoMembers
+	switch {
+	case len(members) == 0:
+		return nil, errNoMembers
+	case !open:
+		return nil, err
 	}
-	return able, err
+	return able, nil
+}
+
+// isLate reports whether an error is a refusal for lack of time.
+func isLate(err error) bool {
+	r, ok := err.(*Refusal)
+	return ok && r.Reason == queue.Late
 }
 
 var errNoMembers = errors.New("throttle: the pool has no members: add one")

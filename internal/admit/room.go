@@ -89,12 +89,6 @@ func (r *room) giveUpAt(c *caller) (until time.Time, bound string) {
 	return until, bound
 }
 
-// isLate reports whether the members will not admit a caller by a time.
-func (r *room) isLate(ctx context.Context, c *caller, until time.Time) bool {
-	r.configure()
-	return r.queue.Forecast(c.ticket(ctx, until)).Refusal != nil
-}
-
 // wait waits until a member has admitted the caller, the caller chooses anew, or it is late. What sets until is
 // bound.
 func (r *room) wait(ctx context.Context, c *caller, until time.Time, bound string) error {
@@ -106,8 +100,9 @@ func (r *room) wait(ctx context.Context, c *caller, until time.Time, bound strin
 	}
 	defer c.listen(nil)
 	t := c.ticket(ctx, until)
-	if c.demand.Record != nil {
-		t.Joined = c.demand.joined
+	t.Joined = func(others int) {
+		c.demand.joined(others)
+		c.join(r.members)
 	}
 	result, err := r.queue.Wait(waiting, t)
 	var refused *queue.Refusal
