@@ -143,21 +143,33 @@ func (p *Path) askThrough(ctx context.Context, t queue.Turn, d Demand) (queue.Re
 	defer cancel()
 	r, outer, err := p.chargeThrough(limited, t, d, func(outer *Admission) error {
 		err := p.outer.admit(limited, d.asRefundable(), outer)
-		if t.Away != nil && isFull(err) {
+		if t.Away != nil && hasReason(err, queue.Full) {
 			return nil // it waits here until one of those has left the outer queue
 		}
 		return err
 	})
+	if r, ok := banned(err); ok && d.chooses() { // it sits the ban out, while other members may admit it
+		return queue.Result{Decision: store.Decision{Verdict: store.Closed, Tier: -1, Wait: r.Wait}}, nil, nil
+	}
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
 		return queue.Result{Decision: store.Decision{Tier: -1}}, nil, nil // the queue then refuses the caller as late
 	}
 	return r, outer, err
 }
 
-// isFull reports whether a queue is full.
-func isFull(err error) bool {
+// hasReason reports whether an error is a refusal for a reason.
+func hasReason(err error, reason queue.Reason) bool {
 	e, ok := err.(*Refusal)
-	return ok && e.Reason == queue.Full
+	return ok && e.Reason == reason
+}
+
+// banned returns the refusal of an outer scope that is banned.
+func banned(err error) (r *Refusal, ok bool) {
+	var final *queue.Final
+	if errors.As(err, &final) && hasReason(final.Err, queue.Banned) {
+		return final.Err.(*Refusal), true
+	}
+	return nil, false
 }
 
 // notYet is the result of a request that waits until another caller comes back, as for a probe.

@@ -229,10 +229,13 @@ func (c *caller) wait(ctx context.Context) error {
 		switch again, decided := c.news(); {
 		case decided:
 			return nil
-		case isLate(err) && !last:
+		case hasReason(err, queue.Late) && !last:
 			c.stage++
-		case again && ctx.Err() == nil && !isLate(err):
+		case again && ctx.Err() == nil && !hasReason(err, queue.Late):
 		default:
+			if _, none := c.stages(); none != nil && ctx.Err() == nil {
+				return none // all members are banned
+			}
 			if !until.IsZero() && !time.Now().Before(until) {
 				c.asked.Wait() // the members give up too, or admit it at the last moment
 			}

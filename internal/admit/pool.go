@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"math"
 	"slices"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/queue"
+	"github.com/apithrottle/throttle/store"
 )
 
 // A Pool admits each request in one of several Paths, its members: in the one that has room first. A caller
@@ -126,8 +128,20 @@ func (p *Pool) Remove(name string) bool {
 func (p *Pool) change(members []*Member) {
 	p.members.Store(&members)
 	p.rooms = nil
-	for c := range p.callers {
-		go c.again()
+	go p.chooseAnew()
+}
+
+// each returns the callers that wait.
+func (p *Pool) each() iter.Seq[*caller] {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Values(slices.Collect(maps.Keys(p.callers)))
+}
+
+// chooseAnew lets all callers choose anew.
+func (p *Pool) chooseAnew() {
+	for c := range p.each() {
+		c.again()
 	}
 }
 
@@ -149,10 +163,7 @@ func (p *Pool) enter(c *caller) {
 
 // release voids the times that a member has reserved.
 func (p *Pool) release(m *Member) {
-	p.mu.Lock()
-	callers := slices.Collect(maps.Keys(p.callers))
-	p.mu.Unlock()
-	for _, c := range callers {
+	for c := range p.each() {
 		c.release(m)
 	}
 }
@@ -285,7 +296,7 @@ func (p *Pool) TryOne(ctx context.Context, a *Admission) *Member {
 // isObserved reports whether a policy's Events receive what happens to a request.
 func (m *Member) isObserved() bool { return m.Path.err == nil && m.Path.revision().Events != nil }
 
-// canAdmit returns the error of a demand that the member can never admit.
+// canAdmit returns the error of a demand that the member can never admit, or for which a ban is known.
 func (m *Member) canAdmit(d *Demand) error {
 	p := m.Path
 	s, err := p.Enter()
@@ -297,13 +308,30 @@ func (m *Member) canAdmit(d *Demand) error {
 		return err
 	}
 	for ; p != nil && err == nil; p = p.outer {
-		_, err = p.revision().costOf(d)
+		err = p.scope.Load().canAdmit(d)
 	}
 	return err
 }
 
-// able returns the members that can serve a demand at some time, by rank, also those by which it would be too late.
-// If the others and those have all refused it, able returns the error that ends soonest.
+// canAdmit is Member.canAdmit for one scope.
+func (s *Scope) canAdmit(d *Demand) error {
+	rev := s.current.Load()
+	if !rev.foresees {
+		_, err := rev.costOf(d)
+		return err
+	}
+	rev, decision, err := s.tryDry(context.Background(), d, &dryRun)
+	switch {
+	case err != nil:
+		return rev.explain(err)
+	case decision.Verdict == store.Closed:
+		return rev.refused(decision)
+	}
+	return nil
+}
+
+// able returns the members that can serve a demand at some time, by rank. It contains those that are banned, and
+// those that would serve it too late. If all members refuse it, able returns the error that ends soonest.
 func (p *Pool) able(d *Demand, refused map[*Member]error) (able []*Member, err error) {
 	members, open := p.Members(), false
 	able = make([]*Member, 0, len(members))
@@ -312,7 +340,7 @@ func (p *Pool) able(d *Demand, refused map[*Member]error) (able []*Member, err e
 		if failed == nil {
 			failed = m.canAdmit(d)
 		}
-		if failed == nil || isLate(failed) {
+		if failed == nil || hasReason(failed, queue.Late) || hasReason(failed, queue.Banned) && refused[m] == nil {
 			able = append(able, m)
 		}
 		open = open || failed == nil
@@ -325,12 +353,6 @@ func (p *Pool) able(d *Demand, refused map[*Member]error) (able []*Member, err e
 		return nil, err
 	}
 	return able, nil
-}
-
-// isLate reports whether an error is a refusal for lack of time.
-func isLate(err error) bool {
-	r, ok := err.(*Refusal)
-	return ok && r.Reason == queue.Late
 }
 
 var errNoMembers = errors.New("throttle: the pool has no members: add one")

@@ -208,6 +208,7 @@ func (v *view) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 			stops = append(stops, p.scope.Load().adoptSuccessor().quota.Watch(func(c store.Change, left time.Duration) {
 				if c == store.Shut {
 					c = store.Slowed
+					v.pool.chooseAnew()
 				}
 				if c != store.Freed {
 					v.pool.release(part.member)

@@ -315,7 +315,7 @@ func (q *Queue) applyDecision(w *waiter, d store.Decision, now time.Time) {
 	case d.Verdict == store.Admitted:
 		q.admit(w, d)
 	case d.Verdict == store.Moved: // it asks the successor
-	case d.Verdict == store.Closed:
+	case d.Verdict == store.Closed && !(q.sitsOut(w) && d.Wait <= w.timeLeft(now)):
 		q.refuse(w, Banned, d)
 	case d.Verdict == store.Exhausted:
 		q.refuse(w, Exhausted, d)

@@ -306,6 +306,10 @@ func (q *Queue) DropForecast() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.forecasts.drop()
+	if first := q.waiters.first(); first != nil && q.sitsOut(first) { // the end of a ban, perhaps
+		q.calls.changedNow()
+		q.reconcile(time.Now(), nil)
+	}
 }
 
 // Ahead returns how many callers are ahead of a request that came now, by class.
