@@ -100,6 +100,7 @@ type caller struct {
 	options map[*Member]*option     // of the members in whose queues the caller waits
 	refused map[*Member]error       // the errors of other members
 	timers  map[*Member]*time.Timer // see caller.after
+	watched map[*Member][]func()    // end the watches of caller.watchOthers
 	held    *option                 // with a reserved time that fits no other caller; nil if there is none
 	heldAt  time.Time               // that time
 	winner  *option                 // that has admitted the request; nil if none has
@@ -150,6 +151,41 @@ func (c *caller) stages() ([][]*Member, error) {
 	return c.pool.stages(able, c.key), nil
 }
 
+// watchOthers watches the members that cannot serve the request under their policies, which may change. It reports
+// whether it has begun to watch any.
+func (c *caller) watchOthers(able []*Member) (begun bool) {
+	for _, m := range c.pool.Members() {
+		c.mu.Lock()
+		known := c.watched[m] != nil
+		c.mu.Unlock()
+		if known || slices.Contains(able, m) || m.Path.err != nil {
+			continue
+		}
+		var stops []func()
+		for p := m.Path; p != nil; p = p.outer {
+			stops = append(stops, p.scope.Load().watchPlan(func() { c.reconsider(m) }))
+		}
+		c.mu.Lock()
+		c.watched[m] = stops
+		c.mu.Unlock()
+		begun = true
+	}
+	return begun
+}
+
+// reconsider lets the caller ask a member again.
+func (c *caller) reconsider(m *Member) {
+	c.mu.Lock()
+	stops := c.watched[m]
+	delete(c.watched, m)
+	delete(c.refused, m)
+	c.signal()
+	c.mu.Unlock()
+	for _, stop := range stops {
+		stop()
+	}
+}
+
 // isRefused reports whether all of the members have refused the request.
 func (c *caller) isRefused(members []*Member) bool {
 	c.mu.Lock()
@@ -159,7 +195,8 @@ func (c *caller) isRefused(members []*Member) bool {
 
 // admit waits until a member admits the request.
 func (c *caller) admit(ctx context.Context, a *Admission) (by *Member, err error) {
-	c.options, c.refused, c.timers = make(map[*Member]*option), make(map[*Member]error), make(map[*Member]*time.Timer)
+	c.options, c.refused = make(map[*Member]*option), make(map[*Member]error)
+	c.timers, c.watched = make(map[*Member]*time.Timer), make(map[*Member][]func())
 	var cancel context.CancelFunc
 	c.ctx, cancel = context.WithCancel(ctx)
 	c.pool.enter(c)
@@ -202,7 +239,12 @@ func (c *caller) stopAll(cancel context.CancelFunc) {
 	for _, t := range c.timers {
 		t.Stop()
 	}
+	watched := slices.Concat(slices.Collect(maps.Values(c.watched))...)
+	c.watched = nil
 	c.mu.Unlock()
+	for _, stop := range watched {
+		stop()
+	}
 	cancel()
 	c.asked.Wait()
 }
@@ -216,6 +258,9 @@ func (c *caller) wait(ctx context.Context) error {
 		}
 		c.stage = min(c.stage, len(stages)-1)
 		members, last := stages[c.stage], c.stage == len(stages)-1
+		if c.watchOthers(stages[len(stages)-1]) {
+			continue // a policy may have changed just before
+		}
 		room := c.pool.room(members)
 		until, bound := c.since.Add(c.pool.spill()), ""
 		if last {
@@ -505,12 +550,7 @@ func (c *caller) endRefusal(m *Member, err error) {
 	if wait <= 0 || wait >= store.Forever {
 		return
 	}
-	c.after(wait, m, func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		delete(c.refused, m)
-		c.signal()
-	})
+	c.after(wait, m, func() { c.reconsider(m) })
 }
 
 // after calls f later, in place of what it was to call for the member before, unless the caller leaves. The
