@@ -47,7 +47,7 @@ func randomPool(r *rand.Rand, deadlines bool) (policies []throttle.Policy, calle
 		callers[i].arrives = now
 		switch {
 		case deadlines && r.IntN(2) == 0:
-			callers[i].within = time.Duration(r.Float64() * 20 / pace).Truncate(time.Microsecond) + 500
+			callers[i].within = time.Duration(r.Float64()*20/pace).Truncate(time.Microsecond) + 500
 		case !deadlines && r.IntN(2) == 0:
 			callers[i].leaves = now + time.Microsecond + time.Duration(r.Float64()*20/pace).Truncate(time.Microsecond)
 		}

@@ -271,30 +271,37 @@ func (c *caller) wait(ctx context.Context) error {
 			continue
 		}
 		err = room.wait(ctx, c, until, bound)
-		switch again, decided := c.news(); {
-		case decided:
+		switch late := hasReason(err, queue.Late); {
+		case c.isDecided():
 			return nil
-		case hasReason(err, queue.Late) && !last:
+		case late && !last:
 			c.stage++
-		case again && ctx.Err() == nil && !hasReason(err, queue.Late):
-		default:
-			if _, none := c.stages(); none != nil && ctx.Err() == nil {
-				return none // all members are banned
-			}
-			if !until.IsZero() && !time.Now().Before(until) {
-				c.asked.Wait() // the members give up too, or admit it at the last moment
-			}
-			return c.withOutage(err)
+		case late:
+			return c.withOutage(c.lateBy(until, err))
+		case ctx.Err() != nil:
+			return c.withOutage(ctx.Err())
 		}
 	}
 }
 
-// news returns whether the caller chooses anew, and whether a member has decided.
-func (c *caller) news() (again, decided bool) {
+// isDecided reports whether a member has decided. From now on, further changes let the caller choose anew.
+func (c *caller) isDecided() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	again, c.changed = c.changed, false
-	return again, c.winner != nil || c.failed != nil
+	c.changed = false
+	return c.winner != nil || c.failed != nil
+}
+
+// lateBy returns the error of a caller that is late. It is that of the members if all are banned. If its time has
+// come, the members give up too, or admit it at the last moment.
+func (c *caller) lateBy(until time.Time, late error) error {
+	if _, err := c.stages(); err != nil {
+		return err
+	}
+	if !until.IsZero() && !time.Now().Before(until) {
+		c.asked.Wait()
+	}
+	return late
 }
 
 // withOutage returns the error of a wait, which is that of the members if no store answers.
