@@ -74,6 +74,15 @@ func (f *forecasts) admitted(w *waiter) {
 	}
 }
 
+// charged notes that the copies of the quota may contain the charge of a waiter.
+func (f *forecasts) charged(w *waiter) {
+	for _, known := range []*forecast{f.current, f.next} {
+		if known != nil {
+			known.noteCharged(w)
+		}
+	}
+}
+
 // drop forgets the forecasts. It is called after a change that admits requests sooner, or much
 // later.
 func (f *forecasts) drop() { f.current, f.next = nil, nil }

@@ -182,6 +182,9 @@ func (q *Queue) add(w *waiter) {
 	if w.rank.After(q.config.rank(&w.newcomer)) {
 		q.lastRanks[w.Class] = w.rank
 	}
+	if w.Elsewhere != nil && w.Elsewhere.mayBeTaken() { // it was admitted before it came here
+		q.forecasts.charged(w)
+	}
 	q.waiting.Add(1)
 	if q.unwatch == nil {
 		q.unwatch = q.config.outlook().Watch(q.onChange)
