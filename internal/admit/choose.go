@@ -253,7 +253,10 @@ func (c *caller) stopAll(cancel context.CancelFunc) {
 func (c *caller) wait(ctx context.Context) error {
 	for {
 		stages, err := c.stages()
-		if err != nil {
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return c.withOutage(ctx.Err())
+		case err != nil:
 			return err
 		}
 		c.stage = min(c.stage, len(stages)-1)

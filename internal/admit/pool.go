@@ -308,13 +308,13 @@ func (m *Member) canAdmit(d *Demand) error {
 		return err
 	}
 	for ; p != nil && err == nil; p = p.outer {
-		err = p.scope.Load().canAdmit(d)
+		err = canAdmitIn(p.scope.Load(), d)
 	}
 	return err
 }
 
-// canAdmit is Member.canAdmit for one scope.
-func (s *Scope) canAdmit(d *Demand) error {
+// canAdmitIn is canAdmit for one scope.
+func canAdmitIn(s *Scope, d *Demand) error {
 	rev := s.current.Load()
 	if !rev.foresees {
 		_, err := rev.costOf(d)
