@@ -1023,3 +1023,39 @@ func TestPoolBudgets(t *testing.T) {
 		}
 	})
 }
+
+func TestPoolMaxQueue(t *testing.T) {
+	for _, most := range [][]int{{5, 0}, {5, 8}} {
+		synctest.Test(t, func(t *testing.T) {
+			var members []throttle.Member
+			for i := range most {
+				policy := exact(per(time.Second, 10, throttle.GCRA))
+				policy.MaxQueue = most[i]
+				members = append(members, throttle.Member{Limiter: limiter(t, policy, nil)})
+			}
+			p := newPool(t, members...)
+			start, full := time.Now(), 0
+			var mu sync.Mutex
+			var wg sync.WaitGroup
+			for range 120 {
+				time.Sleep(time.Nanosecond)
+				wg.Go(func() {
+					if err := p.Wait(t.Context()); errors.Is(err, throttle.ErrQueueFull) {
+						mu.Lock()
+						full++
+						mu.Unlock()
+					} else if err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+			switch took := time.Since(start); {
+			case most[1] == 0 && (full > 0 || took > 5500*time.Millisecond):
+				t.Errorf("%v: %d found the queues full, the others took %v", most, full, took)
+			case most[1] > 0 && full != 120-20-most[1]:
+				t.Errorf("%v: %d found the queues full, want %d", most, full, 120-20-most[1])
+			}
+		})
+	}
+}

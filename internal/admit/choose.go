@@ -543,24 +543,25 @@ func (c *caller) signal() {
 // fullFor is how long a member whose queue is full is not asked again.
 const fullFor = 250 * time.Millisecond
 
-// endRefusal lets the caller ask the member again when what it was refused for has ended.
+// endRefusal lets the caller ask the member again when what it was refused for has ended. The caller holds the
+// lock.
 func (c *caller) endRefusal(m *Member, err error) {
 	r, ok := err.(*Refusal)
-	if !ok || c.left {
-		return
+	switch {
+	case !ok || c.left:
+	case r.Reason == queue.Full:
+		c.after(fullFor, m, func() {
+			if most := m.Path.revision().MaxQueue; most == 0 || m.Path.Waiting() < most {
+				c.reconsider(m)
+				return
+			}
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.endRefusal(m, err)
+		})
+	case (r.Reason == queue.Banned || r.Reason == queue.Exhausted) && r.Wait > 0:
+		c.after(r.Wait, m, func() { c.reconsider(m) })
 	}
-	wait := r.Wait
-	switch r.Reason {
-	case queue.Full:
-		wait = fullFor
-	case queue.Banned, queue.Exhausted:
-	default:
-		return
-	}
-	if wait <= 0 || wait >= store.Forever {
-		return
-	}
-	c.after(wait, m, func() { c.reconsider(m) })
 }
 
 // after calls f later, in place of what it was to call for the member before, unless the caller leaves. The
