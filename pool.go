@@ -27,7 +27,7 @@ type Member struct {
 
 // A Pool admits each request in one of its members: several deployments, regions or accounts that one
 // owns, each with limits of its own. A request goes to the member that admits it first. Among members
-// that admit it at the same time, the lowest Rank goes first, and then the Weights decide.
+// that have room when it comes, the lowest Rank goes first, and then the Weights decide.
 //
 // A caller that waits has a place in the queue of each member that may serve it, by its arrival, and
 // only the member that admits the caller charges it. Callers that the same members may serve are
