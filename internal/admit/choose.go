@@ -93,8 +93,9 @@ type caller struct {
 	stage  int // see Pool.stages
 	choice queue.Choice
 
-	ctx   context.Context // of the options; ends when the caller leaves
-	asked sync.WaitGroup  // the goroutines of the options
+	stands *queue.Caller   // in the queues of plain members and in a room
+	ctx    context.Context // of the other options; ends when the caller leaves
+	asked  sync.WaitGroup  // the goroutines of the other options
 
 	mu      sync.Mutex          // guards all below
 	options map[*Member]*option // of the members in whose queues the caller waits
@@ -106,7 +107,6 @@ type caller struct {
 	failed  *option             // in which a function of the user did not return; nil if it did
 	changed bool                // the members have changed, or one has refused the request
 	left    bool                // no further member is asked
-	wake    func(error)         // ends the wait in a room; nil if the caller is in none
 }
 
 // An option is a member in whose queue a caller waits.
@@ -114,9 +114,10 @@ type option struct {
 	caller    *caller
 	member    *Member
 	ticket    queue.Option
-	cancel    context.CancelFunc
-	stopped   bool // the caller waits for other members now
-	admission Admission
+	place     *place             // in the queue of a plain member; nil if the option has a goroutine
+	cancel    context.CancelFunc // of the goroutine
+	stopped   bool               // the caller waits for other members now
+	admission *Admission
 	decider   decider
 	panicked  any // with what a function of the user panicked; nil if it called runtime.Goexit
 }
@@ -155,14 +156,14 @@ func (c *caller) refusals() map[*Member]error {
 
 // admit waits until a member admits the request.
 func (c *caller) admit(ctx context.Context, a *Admission) (by *Member, err error) {
-	c.options, c.refused = make(map[*Member]*option), make(map[*Member]error)
+	c.options, c.refused, c.stands = make(map[*Member]*option), make(map[*Member]error), queue.NewCaller()
 	var cancel context.CancelFunc
 	c.ctx, cancel = context.WithCancel(ctx)
 	c.pool.enter(c)
 	err = errPanicked
 	defer func() {
 		c.pool.leave(c)
-		c.stopAll(cancel)
+		c.stopAll(ctx, cancel)
 		switch won := c.winner; {
 		case c.failed != nil:
 			if won != nil {
@@ -172,7 +173,7 @@ func (c *caller) admit(ctx context.Context, a *Admission) (by *Member, err error
 		case won != nil && err == errPanicked:
 			won.admission.drop()
 		case won != nil:
-			*a, by, err = won.admission, won.member, nil
+			*a, by, err = *won.admission, won.member, nil
 			if r := c.demand.Record; r != nil && won.decider.by != nil {
 				r.Decided(won.decider.by, won.decider.tier)
 			}
@@ -192,7 +193,7 @@ func (o *option) fail() {
 }
 
 // stopAll leaves the queues of all members.
-func (c *caller) stopAll(cancel context.CancelFunc) {
+func (c *caller) stopAll(ctx context.Context, cancel context.CancelFunc) {
 	c.mu.Lock()
 	c.left = true
 	for _, t := range c.timers {
@@ -200,6 +201,7 @@ func (c *caller) stopAll(cancel context.CancelFunc) {
 	}
 	c.mu.Unlock()
 	cancel()
+	c.endAll(ctx, func(*option) bool { return true })
 	c.asked.Wait()
 }
 
@@ -220,16 +222,16 @@ func (c *caller) wait(ctx context.Context) error {
 			c.stage++
 			continue
 		}
-		c.join(members)
+		c.join(ctx, members)
 		err = room.wait(ctx, c, until)
 		switch again, decided := c.news(); {
 		case decided:
 			return nil
-		case again && ctx.Err() == nil:
+		case err == nil, again && ctx.Err() == nil:
 		case err != nil && !last && ctx.Err() == nil:
 			c.stage++
 		default:
-			return c.withOutage(err)
+			return c.withOutage(ctx, err)
 		}
 	}
 }
@@ -243,14 +245,17 @@ func (c *caller) news() (again, decided bool) {
 }
 
 // withOutage returns the error of a wait, which is that of the members if no store answers.
-func (c *caller) withOutage(err error) error {
+func (c *caller) withOutage(ctx context.Context, err error) error {
 	c.mu.Lock()
 	waiting := len(c.options)
 	c.left = true
 	for _, o := range c.options {
-		o.cancel()
+		if o.place == nil {
+			o.cancel()
+		}
 	}
 	c.mu.Unlock()
+	c.endAll(ctx, func(*option) bool { return true })
 	c.asked.Wait()
 	var outage error
 	for _, failed := range c.refused {
@@ -266,10 +271,12 @@ func (c *caller) withOutage(err error) error {
 }
 
 // join waits in the queues of members, and in no others.
-func (c *caller) join(members []*Member) {
+func (c *caller) join(ctx context.Context, members []*Member) {
+	left := func(o *option) bool { return !slices.Contains(members, o.member) }
+	c.endAll(ctx, left)
 	c.mu.Lock()
-	for m, o := range c.options {
-		if !slices.Contains(members, m) {
+	for _, o := range c.options {
+		if left(o) {
 			c.stop(o)
 		}
 	}
@@ -280,11 +287,11 @@ func (c *caller) join(members []*Member) {
 		if m := members[i]; !m.isNear() && m.Path.Waiting() == 0 {
 			idle = append(idle, m)
 		} else {
-			c.ask(m)
+			c.ask(ctx, m)
 		}
 	}
 	if len(idle) > 0 {
-		c.ask(idle[0])
+		c.ask(ctx, idle[0])
 	}
 	if len(idle) > 1 && c.begin() {
 		go c.askLater(idle)
@@ -329,7 +336,7 @@ func (c *caller) release(m *Member) {
 	defer c.mu.Unlock()
 	if c.held != nil && c.held.member == m {
 		c.held = nil
-		c.signal(errChanged)
+		c.signal()
 	}
 }
 
@@ -366,26 +373,37 @@ func (c *caller) askLater(members []*Member) {
 			return
 		}
 		for ; n > 0 && asked < len(members); n-- {
-			c.ask(members[asked])
+			c.ask(c.ctx, members[asked])
 			asked++
 		}
 	}
 }
 
 // ask waits in the queue of a member, unless the caller does already.
-func (c *caller) ask(m *Member) {
+func (c *caller) ask(ctx context.Context, m *Member) {
+	if o := c.newOption(m); o != nil && o.cancel == nil {
+		o.stand(ctx)
+	}
+}
+
+// newOption returns a new option, or nil if the caller does not ask the member. If the member is not plain, a
+// goroutine asks it.
+func (c *caller) newOption(m *Member) *option {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.left || c.winner != nil || c.options[m] != nil || c.refused[m] != nil || c.isContent(m) {
-		return
+		return nil
 	}
 	o := &option{caller: c, member: m}
-	o.ticket = queue.Option{Of: &c.choice, Told: o.told}
-	ctx, cancel := context.WithCancel(c.ctx)
-	o.cancel = cancel
-	c.options[m] = o
-	c.asked.Add(1)
-	go o.ask(ctx)
+	o.ticket.Of = &c.choice
+	if c.options[m] = o; !m.isPlain() {
+		o.ticket.Told, o.admission = o.told, new(Admission)
+		var ctx context.Context
+		ctx, o.cancel = context.WithCancel(c.ctx)
+		c.asked.Add(1)
+		go o.ask(ctx)
+	}
+	return o
 }
 
 // isContent reports whether the caller does not ask a member because another one has reserved a time for it,
@@ -408,7 +426,7 @@ func (o *option) ask(ctx context.Context) {
 	d := o.caller.demand
 	d.Record, d.Queued, d.Recost = &o.decider, nil, nil
 	d.since, d.option = o.caller.since, &o.ticket
-	err = o.member.admit(ctx, &d, &o.admission)
+	err = o.member.admit(ctx, &d, o.admission)
 	returned = true
 }
 
@@ -457,28 +475,22 @@ func (c *caller) record(o *option, err error, returned bool) (surplus bool) {
 		return true
 	default:
 		c.winner = o
-		c.signal(queue.ErrAdmitted)
-		return false
 	}
-	c.signal(errChanged)
+	c.signal()
 	return false
 }
-
-// errChanged is the cause of the end of a wait in a room whose caller chooses anew.
-var errChanged = errors.New("admit: the caller chooses anew")
 
 // again lets the caller choose anew.
 func (c *caller) again() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.signal(errChanged)
+	c.signal()
 }
 
 // signal wakes the caller. It holds the lock.
-func (c *caller) signal(cause error) {
-	if c.changed = true; c.wake != nil {
-		c.wake(cause)
-	}
+func (c *caller) signal() {
+	c.changed = true
+	c.stands.Wake()
 }
 
 // fullFor is how long a member whose queue is full is not asked again.
@@ -505,6 +517,6 @@ func (c *caller) endRefusal(m *Member, err error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		delete(c.refused, m)
-		c.signal(errChanged)
+		c.signal()
 	}))
 }

@@ -80,17 +80,17 @@ func (r *room) isLate(ctx context.Context, c *caller, until time.Time) bool {
 // wait waits until a member has admitted the caller, the caller chooses anew, or it is late.
 func (r *room) wait(ctx context.Context, c *caller, until time.Time) error {
 	r.configure()
-	waiting, wake := context.WithCancelCause(ctx)
-	defer wake(nil)
-	if !c.listen(wake) {
-		return nil
-	}
-	defer c.listen(nil)
 	t := c.ticket(ctx, until)
 	if c.demand.Record != nil {
 		t.Joined = c.demand.joined
 	}
-	result, err := r.queue.Wait(waiting, t)
+	place, result, err := c.stands.Join(ctx, &r.queue, t)
+	if err == nil {
+		if o := c.at(c.stands.Wait(ctx)); o != nil {
+			o.end(ctx, context.Canceled)
+		}
+		result, err = c.stands.Leave(place, c.whyLeave(ctx))
+	}
 	var refused *queue.Refusal
 	if errors.As(err, &refused) {
 		c.demand.bound = BoundSendBy
@@ -100,12 +100,14 @@ func (r *room) wait(ctx context.Context, c *caller, until time.Time) error {
 	return err
 }
 
-// listen lets wake end the wait of the caller. It reports whether the caller has to wait.
-func (c *caller) listen(wake func(error)) bool {
+// whyLeave returns why the caller leaves a room.
+func (c *caller) whyLeave(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.wake = wake
-	return wake == nil || !c.changed
+	if c.winner != nil {
+		return queue.ErrAdmitted
+	}
+	return ctx.Err()
 }
 
 // A view is the members of a room under the policies in force. The cost of a request contains its costs at all

@@ -45,8 +45,8 @@ func (o *Option) giveBack() {
 	}
 }
 
-// ErrAdmitted is the cause of the end of a context whose caller another queue has admitted. In a queue that
-// only keeps places the caller then counts as admitted.
+// ErrAdmitted is why a Caller leaves a queue after another one has admitted it. In a queue that only keeps
+// places the caller then counts as admitted.
 var ErrAdmitted = errors.New("queue: the caller is admitted")
 
 // errTaken ends the wait of a caller that another queue has admitted.

@@ -75,12 +75,9 @@ func (q *Queue) Wait(ctx context.Context, t Ticket) (Result, error) {
 		if do.ask {
 			q.ask(ctx, w, do.generation)
 		} else {
-			q.timers.sleep(ctx, w, do)
+			q.timers.sleep(ctx, do, w)
 		}
 		if err := ctx.Err(); err != nil && !w.out.Load() {
-			if context.Cause(ctx) == ErrAdmitted {
-				err = ErrAdmitted
-			}
 			return q.quit(w, err)
 		}
 		switch {
@@ -137,7 +134,10 @@ func (q *Queue) enter(ctx context.Context, t Ticket) (*waiter, action, any, erro
 	if err != nil {
 		return nil, action{}, n.owner, err
 	}
-	w := &waiter{newcomer: n, ended: ctx.Done(), joining: t.Joined != nil, wake: make(chan struct{}, 1)}
+	if n.wake == nil {
+		n.wake = make(chan struct{}, 1)
+	}
+	w := &waiter{newcomer: n, ended: ctx.Done(), joining: t.Joined != nil}
 	q.add(w)
 	q.reviews.noteOvertaken(w)
 	if w.next() != nil || q.isFull(now) {
