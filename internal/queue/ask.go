@@ -73,7 +73,8 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 		q.mu.Unlock()
 		return
 	}
-	turn, asking, ask, config := Turn{Request: self.Request, Owner: self.owner}, ctx, self.Ask, q.config
+	turn, asking, ask := Turn{Request: self.Request, Owner: self.owner}, ctx, self.Ask
+	quota, blocks := q.config.Quota, q.config.Fast == nil
 	if ask != nil {
 		turn.Away = q.away.costAhead(self)
 		turn.StepAside, turn.StepBack = func() { q.stepAside(self) }, func() { q.stepBack(self) }
@@ -99,7 +100,7 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 		return
 	}
 	r.Cost, r.Owner = turn.Cost, turn.Owner
-	r.Decision, err = self.Option.tryAcquire(asking, &config, turn.Request)
+	r.Decision, err = self.Option.tryAcquire(asking, quota, blocks, turn.Request)
 }
 
 // setCost changes the cost of a waiter, which may have left. It does nothing if the generation has
@@ -288,7 +289,7 @@ func (q *Queue) admitMore(now time.Time) {
 		default:
 		}
 		q.config.specify(w, now)
-		d, err := w.Option.tryAcquire(context.Background(), &q.config, w.Request)
+		d, err := w.Option.tryAcquire(context.Background(), q.config.Quota, q.config.Fast == nil, w.Request)
 		if err == errTaken {
 			q.expel(w, err)
 			continue

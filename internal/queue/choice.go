@@ -58,16 +58,16 @@ func (o *Option) take() bool { return o == nil || o.Of == nil || o.Of.Take(o) }
 // tryAcquire asks the quota for the caller. A quota that does not block is not asked for a caller that another
 // queue has admitted, and no other queue asks meanwhile. What another one admits too late, the caller gives
 // back.
-func (o *Option) tryAcquire(ctx context.Context, c *Config, r store.Request) (store.Decision, error) {
-	if o == nil || o.Of == nil || c.Fast == nil {
-		return c.Quota.TryAcquire(ctx, r)
+func (o *Option) tryAcquire(ctx context.Context, q Quota, blocks bool, r store.Request) (store.Decision, error) {
+	if o == nil || o.Of == nil || blocks {
+		return q.TryAcquire(ctx, r)
 	}
 	o.Of.mu.Lock()
 	defer o.Of.mu.Unlock()
 	if o.Of.taken != nil {
 		return store.Decision{}, errTaken
 	}
-	d, err := c.Quota.TryAcquire(ctx, r)
+	d, err := q.TryAcquire(ctx, r)
 	if err == nil && d.Verdict == store.Admitted {
 		o.Of.taken = o
 	}

@@ -222,8 +222,7 @@ func (q *Queue) outlook(w *newcomer, now time.Time) (o Prospects) {
 
 // forecast returns a lower bound of a newcomer's wait.
 func (q *Queue) forecast(w *newcomer, now time.Time) (wait time.Duration, tier, ahead int) {
-	firm, sum := q.waiters.firmAhead(w.rank, w.number, len(w.Request.Cost))
-	ahead = q.waiters.ahead(w.rank, w.number, nil)
+	ahead, firm, sum := q.waiters.firmAhead(w.rank, w.number, len(w.Request.Cost))
 	tier = -1
 	if n := len(q.reserved); n > 0 {
 		d := q.reserved[min(firm, n-1)] // its own time, or the last one ahead of it

@@ -231,9 +231,9 @@ func (q *Queue) late(w *waiter, now time.Time) *Refusal {
 	if u := q.unavailable(w, context.DeadlineExceeded, now); u != nil {
 		return u
 	}
-	firm, sum := q.waiters.firmAhead(w.rank, w.number, len(w.Request.Cost))
+	ahead, firm, sum := q.waiters.firmAhead(w.rank, w.number, len(w.Request.Cost))
 	wait, tier := q.expected(&w.newcomer, firm, sum, 0, now)
-	return &Refusal{Reason: Late, Tier: tier, Wait: wait, Ahead: q.waiters.ahead(w.rank, w.number, nil)}
+	return &Refusal{Reason: Late, Tier: tier, Wait: wait, Ahead: ahead}
 }
 
 // quit removes a waiter whose context has ended. The waiter is charged nothing, and its reserved

@@ -103,7 +103,9 @@ func setAlarm(waiters []*waiter, a *alarm.Alarm) {
 
 // wakeUp wakes the waiter, which then decides anew what to do.
 func (w *waiter) wakeUp() {
-	w.woken.Store(true)
+	if !w.woken.Load() {
+		w.woken.Store(true)
+	}
 	ring(w.wake)
 	if a := w.alarm.Load(); a != nil {
 		a.Stop()
