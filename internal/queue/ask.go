@@ -100,6 +100,10 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 		return
 	}
 	r.Cost, r.Owner = turn.Cost, turn.Owner
+	if self.Option == nil {
+		r.Decision, err = quota.TryAcquire(asking, turn.Request)
+		return
+	}
 	r.Decision, err = self.Option.tryAcquire(asking, quota, blocks, turn.Request)
 }
 
@@ -242,13 +246,16 @@ func (q *Queue) applyReply(self *waiter, got []store.Decision, err error, interr
 	if slices.ContainsFunc(got, func(d store.Decision) bool { return d.Verdict == store.Moved }) {
 		return q.config.Replanned
 	}
+	if q.config.Reserver == nil {
+		return nil
+	}
 	told := q.toldAfter(asked, got)
 	// If no waiter has a reserved time, callers wait for the store's replies. So ask for more at
 	// once.
 	if q.calls.batchSize = minBatch; len(q.reserved) == 0 {
 		q.calls.batchSize = min(maxBatch, max(minBatch, 2*len(got)))
 	}
-	if q.config.Reserver != nil && q.chooseAsking(now) {
+	if q.chooseAsking(now) {
 		ask := q.inquiry().ask
 		return func() { told(); ask() }
 	}

@@ -231,7 +231,8 @@ func (q *Queue) late(w *waiter, now time.Time) *Refusal {
 	if u := q.unavailable(w, context.DeadlineExceeded, now); u != nil {
 		return u
 	}
-	ahead, firm, sum := q.waiters.firmAhead(w.rank, w.number, len(w.Request.Cost))
+	sum := make([]int64, len(w.Request.Cost))
+	ahead, firm := q.waiters.firmAhead(w.rank, w.number, sum)
 	wait, tier := q.expected(&w.newcomer, firm, sum, 0, now)
 	return &Refusal{Reason: Late, Tier: tier, Wait: wait, Ahead: ahead}
 }

@@ -143,9 +143,8 @@ func (w *waiter) updateKinds() {
 	w.right.addFirm(*w.firmSum)
 }
 
-// firmAhead is ahead, with the number and the cost, in so many units, of the firm waiters among those ahead.
-func (t *tree) firmAhead(rank time.Time, number uint64, units int) (n, firm int, sum []int64) {
-	sum = make([]int64, units)
+// firmAhead is ahead, but also returns how many of those are firm, and adds only the cost of these to sum.
+func (t *tree) firmAhead(rank time.Time, number uint64, sum []int64) (n, firm int) {
 	if number == 0 {
 		number = t.last + 1
 	}
@@ -162,7 +161,7 @@ func (t *tree) firmAhead(rank time.Time, number uint64, units int) (n, firm int,
 		}
 		at = at.right
 	}
-	return n, firm, sum
+	return n, firm
 }
 
 // aheadByClass is ahead by class.

@@ -56,7 +56,8 @@ func (s sorted) check(t *testing.T, tree *tree, random *rand.Rand) {
 		t.Fatalf("%d waiters of cost %v are ahead of %v, want %d of cost %v", n, sum, rank, want, s.sum(want))
 	}
 	firm := s[:n].firm()
-	if all, got, sum := tree.firmAhead(rank, 0, 2); all != n || got != len(firm) || !slices.Equal(sum, firm.sum(len(firm))) {
+	clear(sum)
+	if all, got := tree.firmAhead(rank, 0, sum); all != n || got != len(firm) || !slices.Equal(sum, firm.sum(len(firm))) {
 		t.Fatalf("%d waiters, of which %d of cost %v are firm, are ahead of %v, want %d, %d and %v", all, got, sum, rank, n, len(firm), firm.sum(len(firm)))
 	}
 	var classes [3]int
