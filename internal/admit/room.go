@@ -198,7 +198,7 @@ func (v *view) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 				if c == store.Shut {
 					c = store.Slowed
 				}
-				if c != store.Freed {
+				if c != store.Freed && !part.member.isNear() { // else no caller has a time of it
 					v.pool.release(part.member)
 				}
 				changed(c, left)
