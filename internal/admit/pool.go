@@ -266,6 +266,10 @@ func (p *Pool) quick(ctx context.Context, all bool) round {
 // AllowOne admits one request, of which nothing more is reported, if it need not wait and nobody observes
 // it. If it returns false, the request needs Admit.
 func (p *Pool) AllowOne(ctx context.Context) bool {
+	if members := p.Members(); len(members) == 1 && !members[0].isObserved() {
+		_, ok := members[0].Path.AllowOne(ctx)
+		return ok
+	}
 	r := p.quick(ctx, false)
 	for i := r.next(); i >= 0; i = r.next() {
 		m := r.members[i]

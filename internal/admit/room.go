@@ -233,8 +233,9 @@ func (p *part) number(tier int) int {
 
 // explain returns the refusal of a caller, under the policy whose tier decides.
 func (v *view) explain(r *queue.Refusal) error {
-	rev, own := v.parts[0].revisions[0], *r
-	rev, own.Tier = v.decider(own.Tier)
+	own := *r
+	rev, tier := v.decider(own.Tier)
+	own.Tier = tier
 	return rev.refusal(&own)
 }
 
