@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -328,4 +329,57 @@ func TestTransportNeedsPoolAndRewrite(t *testing.T) {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}
+}
+
+// TestPoolCallerNeedsNoGoroutineForEachMember checks that callers wait in the queues of all members in their own
+// goroutines, whether members come, go, pause or change their policies.
+func TestPoolCallerNeedsNoGoroutineForEachMember(t *testing.T) {
+	const members, callers = 8, 100
+	synctest.Test(t, func(t *testing.T) {
+		p, limiters := poolOf(t, slices.Repeat([]string{"1/h | guard=none"}, members)...)
+		for range members {
+			if _, err := p.TryAcquire(t.Context(), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		before := runtime.NumGoroutine()
+		var wg sync.WaitGroup
+		for range callers {
+			wg.Go(func() {
+				if err := p.Wait(ctx); err != context.Canceled {
+					t.Errorf("a canceled caller returns %v", err)
+				}
+			})
+		}
+		for _, change := range []func(){
+			func() {},
+			func() { p.Remove("0") },
+			func() { _ = p.Add(throttle.Member{Name: "again", Limiter: limiters[0]}) },
+			func() { _ = limiters[1].Pause(t.Context(), time.Hour) },
+			func() {
+				policy, err := throttle.ParsePolicy("policy 2", "1/h + 5/d | guard=none")
+				if err == nil {
+					err = limiters[2].SetPolicy(t.Context(), policy)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			},
+		} {
+			change()
+			synctest.Wait()
+			waiting, states := p.Status(t.Context())
+			if n := runtime.NumGoroutine() - before; n > callers || waiting != callers {
+				t.Errorf("%d callers of %d wait in %d goroutines", waiting, callers, n)
+			}
+			for _, s := range states {
+				if s.Status.Waiting != callers {
+					t.Errorf("%d of %d callers wait for member %s", s.Status.Waiting, callers, s.Member.Name)
+				}
+			}
+		}
+		cancel()
+		wg.Wait()
+	})
 }

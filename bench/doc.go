@@ -25,6 +25,17 @@
 // If a library has no limiter of two tiers, the benchmark calls two limiters in a row, as
 // the library's users must.
 //
+// BenchmarkPool has these cases, for a limiter and for pools of 1 and 16 members, each a token bucket.
+//
+//	wait, waitparallel   a call that may wait but never does, from one goroutine and from two
+//	acquire, tryacquire  the same for a permit, which is released
+//	trylast              tryacquire if only the last of 16 members has room
+//	refused              tryacquire if no member has room
+//
+// BenchmarkPoolWaiting measures the memory and the goroutines of callers that wait in a limiter (0
+// members) and in pools, and what joining and leaving take. BenchmarkPoolSaturated measures the processor
+// time of an admission while 1,000 callers wait.
+//
 // BenchmarkWakeLateness, BenchmarkWakeSchedule and BenchmarkWakeBurst show how late a waiting caller
 // returns, what that costs of a limit, and how long many callers take that are admitted together.
 //

@@ -93,8 +93,9 @@ type caller struct {
 	stage  int // see Pool.stages
 	choice queue.Choice
 
-	ctx   context.Context // of the options; ends when the caller leaves
-	asked sync.WaitGroup  // the goroutines of the options
+	stands *queue.Caller   // in the queues of plain members and in a room
+	ctx    context.Context // of the other options; ends when the caller leaves
+	asked  sync.WaitGroup  // the goroutines of the other options
 
 	mu      sync.Mutex              // guards all below
 	options map[*Member]*option     // of the members in whose queues the caller waits
@@ -105,9 +106,7 @@ type caller struct {
 	heldAt  time.Time               // that time
 	winner  *option                 // that has admitted the request; nil if none has
 	failed  *option                 // in which a function of the user did not return; nil if it did
-	changed bool                    // the members have changed, or one has refused the request
 	left    bool                    // no further member is asked
-	wake    func()                  // ends the wait in a room; nil if the caller is in none
 }
 
 // An option is a member in whose queue a caller waits.
@@ -115,9 +114,10 @@ type option struct {
 	caller    *caller
 	member    *Member
 	ticket    queue.Option
-	cancel    context.CancelFunc
-	stopped   bool // the caller waits for other members now
-	admission Admission
+	place     *place             // in the queue of a plain member; nil if the option has a goroutine
+	cancel    context.CancelFunc // of the goroutine
+	stopped   bool               // the caller waits for other members now
+	admission *Admission
 	decider   decider
 	panicked  any // with what a function of the user panicked; nil if it called runtime.Goexit
 }
@@ -195,7 +195,7 @@ func (c *caller) isRefused(members []*Member) bool {
 
 // admit waits until a member admits the request.
 func (c *caller) admit(ctx context.Context, a *Admission) (by *Member, err error) {
-	c.options, c.refused = make(map[*Member]*option), make(map[*Member]error)
+	c.options, c.refused, c.stands = make(map[*Member]*option), make(map[*Member]error), queue.NewCaller()
 	c.timers, c.watched = make(map[*Member]*time.Timer), make(map[*Member][]func())
 	var cancel context.CancelFunc
 	c.ctx, cancel = context.WithCancel(ctx)
@@ -203,7 +203,7 @@ func (c *caller) admit(ctx context.Context, a *Admission) (by *Member, err error
 	err = errPanicked
 	defer func() {
 		c.pool.leave(c)
-		c.stopAll(cancel)
+		c.stopAll(ctx, cancel)
 		switch won := c.winner; {
 		case c.failed != nil:
 			if won != nil {
@@ -213,7 +213,7 @@ func (c *caller) admit(ctx context.Context, a *Admission) (by *Member, err error
 		case won != nil && err == errPanicked:
 			won.admission.drop()
 		case won != nil:
-			*a, by, err = won.admission, won.member, nil
+			*a, by, err = *won.admission, won.member, nil
 			if r := c.demand.Record; r != nil && won.decider.by != nil {
 				r.Decided(won.decider.by, won.decider.tier)
 			}
@@ -233,7 +233,7 @@ func (o *option) fail() {
 }
 
 // stopAll leaves the queues of all members.
-func (c *caller) stopAll(cancel context.CancelFunc) {
+func (c *caller) stopAll(ctx context.Context, cancel context.CancelFunc) {
 	c.mu.Lock()
 	c.left = true
 	for _, t := range c.timers {
@@ -246,6 +246,7 @@ func (c *caller) stopAll(cancel context.CancelFunc) {
 		stop()
 	}
 	cancel()
+	c.endAll(ctx, func(*option) bool { return true })
 	c.asked.Wait()
 }
 
@@ -255,7 +256,7 @@ func (c *caller) wait(ctx context.Context) error {
 		stages, err := c.stages()
 		switch {
 		case err != nil && ctx.Err() != nil:
-			return c.withOutage(ctx.Err())
+			return c.withOutage(ctx, ctx.Err())
 		case err != nil:
 			return err
 		}
@@ -280,18 +281,17 @@ func (c *caller) wait(ctx context.Context) error {
 		case late && !last:
 			c.stage++
 		case late:
-			return c.withOutage(c.lateBy(until, err))
+			return c.withOutage(ctx, c.lateBy(until, err))
 		case ctx.Err() != nil:
-			return c.withOutage(ctx.Err())
+			return c.withOutage(ctx, ctx.Err())
 		}
 	}
 }
 
-// isDecided reports whether a member has decided. From now on, further changes let the caller choose anew.
+// isDecided reports whether a member has decided.
 func (c *caller) isDecided() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.changed = false
 	return c.winner != nil || c.failed != nil
 }
 
@@ -308,14 +308,17 @@ func (c *caller) lateBy(until time.Time, late error) error {
 }
 
 // withOutage returns the error of a wait, which is that of the members if no store answers.
-func (c *caller) withOutage(err error) error {
+func (c *caller) withOutage(ctx context.Context, err error) error {
 	c.mu.Lock()
 	waiting := len(c.options)
 	c.left = true
 	for _, o := range c.options {
-		o.cancel()
+		if o.place == nil {
+			o.cancel()
+		}
 	}
 	c.mu.Unlock()
+	c.endAll(ctx, func(*option) bool { return true })
 	c.asked.Wait()
 	var outage error
 	for _, failed := range c.refused {
@@ -331,10 +334,12 @@ func (c *caller) withOutage(err error) error {
 }
 
 // join joins the queues of members, and leaves the others.
-func (c *caller) join(members []*Member) {
+func (c *caller) join(ctx context.Context, members []*Member) {
+	left := func(o *option) bool { return !slices.Contains(members, o.member) }
+	c.endAll(ctx, left)
 	c.mu.Lock()
-	for m, o := range c.options {
-		if !slices.Contains(members, m) {
+	for _, o := range c.options {
+		if left(o) {
 			c.stop(o)
 		}
 	}
@@ -345,11 +350,11 @@ func (c *caller) join(members []*Member) {
 		if m := members[i]; !m.isNear() && m.Path.Waiting() == 0 {
 			idle = append(idle, m)
 		} else {
-			c.ask(m)
+			c.ask(ctx, m)
 		}
 	}
 	if len(idle) > 0 {
-		c.ask(idle[0])
+		c.ask(ctx, idle[0])
 	}
 	if len(idle) > 1 && c.begin() {
 		go c.askLater(idle)
@@ -431,26 +436,37 @@ func (c *caller) askLater(members []*Member) {
 			return
 		}
 		for ; n > 0 && asked < len(members); n-- {
-			c.ask(members[asked])
+			c.ask(c.ctx, members[asked])
 			asked++
 		}
 	}
 }
 
 // ask waits in the queue of a member, unless the caller does already.
-func (c *caller) ask(m *Member) {
+func (c *caller) ask(ctx context.Context, m *Member) {
+	if o := c.newOption(m); o != nil && o.cancel == nil {
+		o.stand(ctx)
+	}
+}
+
+// newOption returns a new option, or nil if the caller does not ask the member. If the member is not plain, a
+// goroutine asks it.
+func (c *caller) newOption(m *Member) *option {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.left || c.winner != nil || c.options[m] != nil || c.refused[m] != nil || c.isContent(m) {
-		return
+		return nil
 	}
 	o := &option{caller: c, member: m}
-	o.ticket = queue.Option{Of: &c.choice, Told: o.told}
-	ctx, cancel := context.WithCancel(c.ctx)
-	o.cancel = cancel
-	c.options[m] = o
-	c.asked.Add(1)
-	go o.ask(ctx)
+	o.ticket.Of = &c.choice
+	if c.options[m] = o; !m.isPlain() {
+		o.ticket.Told, o.admission = o.told, new(Admission)
+		var ctx context.Context
+		ctx, o.cancel = context.WithCancel(c.ctx)
+		c.asked.Add(1)
+		go o.ask(ctx)
+	}
+	return o
 }
 
 // isContent reports whether the caller does not ask a member because another one has reserved a time for it,
@@ -473,7 +489,7 @@ func (o *option) ask(ctx context.Context) {
 	d := o.caller.demand
 	d.Record, d.Queued, d.Recost = &o.decider, nil, nil
 	d.since, d.option = o.caller.since, &o.ticket
-	err = o.member.admit(ctx, &d, &o.admission)
+	err = o.member.admit(ctx, &d, o.admission)
 	returned = true
 }
 
@@ -534,11 +550,7 @@ func (c *caller) again() {
 }
 
 // signal lets the caller choose anew. It holds the lock.
-func (c *caller) signal() {
-	if c.changed = true; c.wake != nil {
-		c.wake()
-	}
-}
+func (c *caller) signal() { c.stands.Wake() }
 
 // fullFor is how long a member whose queue is full is not asked again.
 const fullFor = 250 * time.Millisecond

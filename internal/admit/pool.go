@@ -8,6 +8,7 @@ import (
 	"iter"
 	"maps"
 	"math"
+	"math/bits"
 	"slices"
 	"strings"
 	"sync"
@@ -27,7 +28,7 @@ type Pool struct {
 	members atomic.Pointer[[]*Member] // by rank
 	waits   *time.Duration            // see spill; set before the first members
 
-	mu      sync.Mutex // guards all below, and the credit of the members; no other lock is taken under it
+	mu      sync.Mutex // guards all below, and changes of the credits; no other lock is taken under it
 	callers map[*caller]struct{}
 	rooms   []*room
 }
@@ -39,7 +40,7 @@ type Member struct {
 	Weight, Rank int
 	Of           any // what the Path belongs to
 
-	credit int // the shares of requests that it is behind, see Pool.next
+	credit atomic.Int64 // the shares of requests that it is behind, see round.next
 }
 
 // maxMembers is the largest number of members of a Pool.
@@ -222,15 +223,15 @@ func (r *round) next() int {
 			return -1
 		}
 	}
-	r.pool.mu.Lock()
-	defer r.pool.mu.Unlock()
-	best := -1
-	for i, m := range r.members {
-		if r.tried&(1<<i) != 0 || best >= 0 && m.Rank > r.members[best].Rank {
-			continue
+	best, rank, most := -1, 0, int64(0)
+	for left := ^r.tried; left != 0; left &= left - 1 {
+		i := bits.TrailingZeros64(left)
+		if i >= len(r.members) || best >= 0 && r.members[i].Rank > rank {
+			break
 		}
-		if best < 0 || m.credit+m.Weight > r.members[best].credit+r.members[best].Weight {
-			best = i
+		m := r.members[i]
+		if share := m.credit.Load() + int64(m.Weight); best < 0 || share > most {
+			best, rank, most = i, m.Rank, share
 		}
 	}
 	if best >= 0 {
@@ -246,18 +247,18 @@ func (r *round) took(took *Member) {
 	}
 	r.pool.mu.Lock()
 	defer r.pool.mu.Unlock()
-	total := 0
+	total := int64(0)
 	for _, m := range r.members {
 		if m.Rank == took.Rank {
-			total += m.Weight
+			total += int64(m.Weight)
 		}
 	}
 	for _, m := range r.members {
 		if m.Rank == took.Rank {
-			m.credit = min(m.credit+m.Weight, total) // one that is full does not save up
+			m.credit.Store(min(m.credit.Load()+int64(m.Weight), total)) // one that is full does not save up
 		}
 	}
-	took.credit -= total
+	took.credit.Add(-total)
 }
 
 // quick returns the members that a request may go to at once.
@@ -280,6 +281,10 @@ func (p *Pool) quick(ctx context.Context, all bool) round {
 // AllowOne admits one request, of which nothing more is reported, if the member whose turn it is admits one
 // on its fast path and nobody observes it. If it returns false, the request needs Admit.
 func (p *Pool) AllowOne(ctx context.Context) bool {
+	if members := p.Members(); len(members) == 1 && !members[0].isObserved() {
+		_, ok := members[0].Path.AllowOne(ctx)
+		return ok
+	}
 	r := p.quick(ctx, false)
 	i := r.next()
 	if i < 0 || r.members[i].isObserved() {

@@ -1,6 +1,7 @@
 package admit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -93,32 +94,24 @@ func (r *room) giveUpAt(c *caller) (until time.Time, bound string) {
 // bound.
 func (r *room) wait(ctx context.Context, c *caller, until time.Time, bound string) error {
 	r.configure()
-	waiting, wake := context.WithCancel(ctx)
-	defer wake()
-	if !c.listen(wake) {
-		return nil
-	}
-	defer c.listen(nil)
 	t := c.ticket(ctx, until)
 	t.Joined = func(others int) {
 		c.demand.joined(others)
-		c.join(r.members)
+		c.join(ctx, r.members)
 	}
-	result, err := r.queue.Wait(waiting, t)
+	place, result, err := c.stands.Join(ctx, &r.queue, t)
+	if err == nil {
+		if o := c.at(c.stands.Wait(ctx)); o != nil {
+			o.end(ctx, context.Canceled)
+		}
+		result, err = c.stands.Leave(place, cmp.Or(ctx.Err(), context.Canceled))
+	}
 	var refused *queue.Refusal
 	if errors.As(err, &refused) {
 		limits := Demand{giveUp: until, bound: bound}
 		return limits.withBound(ctx, result.Owner.(*view).explain(refused))
 	}
 	return err
-}
-
-// listen lets wake end the wait of the caller. It reports whether the caller has to wait.
-func (c *caller) listen(wake func()) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.wake = wake
-	return wake == nil || !c.changed
 }
 
 // A view is the members of a room under the policies in force. The cost of a request contains its costs at all
@@ -210,7 +203,7 @@ func (v *view) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 					c = store.Slowed
 					v.pool.chooseAnew()
 				}
-				if c != store.Freed {
+				if c != store.Freed && !part.member.isNear() { // else no caller has a time of it
 					v.pool.release(part.member)
 				}
 				changed(c, left)

@@ -73,7 +73,8 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 		q.mu.Unlock()
 		return
 	}
-	turn, asking, ask, config := Turn{Request: self.Request, Owner: self.owner}, ctx, self.Ask, q.config
+	turn, asking, ask := Turn{Request: self.Request, Owner: self.owner}, ctx, self.Ask
+	quota, blocks := q.config.Quota, q.config.Fast == nil
 	if ask != nil {
 		turn.Away = q.away.costAhead(self)
 		turn.StepAside, turn.StepBack = func() { q.stepAside(self) }, func() { q.stepBack(self) }
@@ -99,7 +100,11 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 		return
 	}
 	r.Cost, r.Owner = turn.Cost, turn.Owner
-	r.Decision, err = self.Option.TryAcquire(asking, config.Quota, config.Fast == nil, turn.Request)
+	if self.Option == nil {
+		r.Decision, err = quota.TryAcquire(asking, turn.Request)
+		return
+	}
+	r.Decision, err = self.Option.TryAcquire(asking, quota, blocks, turn.Request)
 }
 
 // setCost changes the cost of a waiter, which may have left. It does nothing if the generation has
@@ -241,13 +246,16 @@ func (q *Queue) applyReply(self *waiter, got []store.Decision, err error, interr
 	if slices.ContainsFunc(got, func(d store.Decision) bool { return d.Verdict == store.Moved }) {
 		return q.config.Replanned
 	}
+	if q.config.Reserver == nil {
+		return nil
+	}
 	told := q.toldAfter(asked, got)
 	// If no waiter has a reserved time, callers wait for the store's replies. So ask for more at
 	// once.
 	if q.calls.batchSize = minBatch; len(q.reserved) == 0 {
 		q.calls.batchSize = min(maxBatch, max(minBatch, 2*len(got)))
 	}
-	if q.config.Reserver != nil && q.chooseAsking(now) {
+	if q.chooseAsking(now) {
 		ask := q.inquiry().ask
 		return func() { told(); ask() }
 	}
@@ -288,7 +296,7 @@ func (q *Queue) admitMore(now time.Time) {
 		default:
 		}
 		q.config.specify(w, now)
-		d, err := w.Option.TryAcquire(context.Background(), q.config.Quota, false, w.Request)
+		d, err := w.Option.TryAcquire(context.Background(), q.config.Quota, q.config.Fast == nil, w.Request)
 		if err == errTaken {
 			q.expel(w, err)
 			continue

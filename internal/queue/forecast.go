@@ -250,8 +250,8 @@ func (q *Queue) outlook(w *newcomer, now time.Time) (o Prospects) {
 
 // forecast returns a lower bound of a newcomer's wait.
 func (q *Queue) forecast(w *newcomer, now time.Time) (wait time.Duration, tier, ahead int) {
-	firm, sum := q.waiters.firmAhead(w.rank, w.number, len(w.Request.Cost))
-	ahead = q.waiters.ahead(w.rank, w.number, nil)
+	sum := make([]int64, len(w.Request.Cost))
+	ahead, firm := q.waiters.firmAhead(w.rank, w.number, sum)
 	tier = -1
 	if n := len(q.reserved); n > 0 {
 		d := q.reserved[min(firm, n-1)] // its own time, or the last one ahead of it
@@ -438,8 +438,11 @@ func (r *reviewer) isLate(w *waiter, ahead int, sum []int64) bool {
 // bound returns an upper bound of the forecast for all waiters in a subtree.
 func (r *reviewer) bound(at *waiter, ahead int, sum []int64) time.Duration {
 	f := r.forecast
-	cost := make([]int64, len(sum))
-	at.addFirm(cost)
+	cost := at.sum
+	if at.elsewhere > 0 {
+		cost = make([]int64, len(sum))
+		at.addFirm(cost)
+	}
 	latest, _ := f.Total(f.behind(sum), cost, int64(f.config.Headroom))
 	if last := min(ahead+at.firm()-1+f.admitted, len(f.at)-1); last >= 0 {
 		latest = max(latest, f.at[last])

@@ -75,7 +75,7 @@ func (q *Queue) Wait(ctx context.Context, t Ticket) (Result, error) {
 		if do.ask {
 			q.ask(ctx, w, do.generation)
 		} else {
-			q.timers.sleep(ctx, w, do)
+			q.timers.sleep(ctx, do, w)
 		}
 		if err := ctx.Err(); err != nil && !w.out.Load() {
 			return q.quit(w, err)
@@ -134,7 +134,10 @@ func (q *Queue) enter(ctx context.Context, t Ticket) (*waiter, action, any, erro
 	if err != nil {
 		return nil, action{}, n.owner, err
 	}
-	w := &waiter{newcomer: n, ended: ctx.Done(), joining: t.Joined != nil, wake: make(chan struct{}, 1)}
+	if n.wake == nil {
+		n.wake = make(chan struct{}, 1)
+	}
+	w := &waiter{newcomer: n, ended: ctx.Done(), joining: t.Joined != nil}
 	q.add(w)
 	q.reviews.noteOvertaken(w)
 	if w.next() != nil || q.isFull(now) {
@@ -231,9 +234,10 @@ func (q *Queue) late(w *waiter, now time.Time) *Refusal {
 	if u := q.unavailable(w, context.DeadlineExceeded, now); u != nil {
 		return u
 	}
-	firm, sum := q.waiters.firmAhead(w.rank, w.number, len(w.Request.Cost))
+	sum := make([]int64, len(w.Request.Cost))
+	ahead, firm := q.waiters.firmAhead(w.rank, w.number, sum)
 	wait, tier := q.expected(&w.newcomer, firm, sum, 0, now)
-	return &Refusal{Reason: Late, Tier: tier, Wait: wait, Ahead: q.waiters.ahead(w.rank, w.number, nil)}
+	return &Refusal{Reason: Late, Tier: tier, Wait: wait, Ahead: ahead}
 }
 
 // quit removes a waiter whose context has ended. The waiter is charged nothing, and its reserved

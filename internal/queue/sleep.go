@@ -33,10 +33,12 @@ type timers struct {
 
 // sleep is the only function that sleeps. It ends after do.wait, when the waiter is woken, or with
 // the context.
-func (t *timers) sleep(ctx context.Context, w *waiter, do action) {
+// The waiters are those of one caller.
+func (t *timers) sleep(ctx context.Context, do action, waiters ...*waiter) {
+	wake := waiters[0].wake
 	if do.asks && do.wait > 0 && do.wait < alarmBelow && t.late.Load() {
 		if a := alarm.Get(); a != nil {
-			t.sleepOn(ctx, w, do.wait, a)
+			t.sleepOn(ctx, wake, do.wait, a, waiters)
 			return
 		}
 	}
@@ -51,7 +53,7 @@ func (t *timers) sleep(ctx context.Context, w *waiter, do action) {
 	select {
 	case <-rings:
 		t.late.Store(time.Since(start) > max(0, do.wait))
-	case <-w.wake:
+	case <-wake:
 	case <-ctx.Done():
 	}
 }
@@ -74,18 +76,18 @@ func SleepUntil(ctx context.Context, at time.Time) error {
 
 // sleepOn sleeps on an alarm, and returns it. If the alarm is not on time either, the next waiter
 // uses a timer.
-func (t *timers) sleepOn(ctx context.Context, w *waiter, d time.Duration, a *alarm.Alarm) {
+func (t *timers) sleepOn(ctx context.Context, wake <-chan struct{}, d time.Duration, a *alarm.Alarm, waiters []*waiter) {
 	defer a.Put()
 	start := time.Now()
 	a.Start()
-	w.alarm.Store(a)
-	defer w.alarm.Store(nil)
+	setAlarm(waiters, a)
+	defer setAlarm(waiters, nil)
 	defer context.AfterFunc(ctx, a.Stop)()
-	if len(w.wake) == 0 && ctx.Err() == nil {
+	if len(wake) == 0 && ctx.Err() == nil {
 		a.Sleep(d)
 	}
 	select {
-	case <-w.wake:
+	case <-wake:
 	default:
 		if late := time.Since(start) - d; ctx.Err() == nil && (late < 0 || late > alarmLate) {
 			t.late.Store(false)
@@ -93,13 +95,26 @@ func (t *timers) sleepOn(ctx context.Context, w *waiter, d time.Duration, a *ala
 	}
 }
 
+func setAlarm(waiters []*waiter, a *alarm.Alarm) {
+	for _, w := range waiters {
+		w.alarm.Store(a)
+	}
+}
+
 // wakeUp wakes the waiter, which then decides anew what to do.
 func (w *waiter) wakeUp() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
+	if !w.woken.Load() {
+		w.woken.Store(true)
 	}
+	ring(w.wake)
 	if a := w.alarm.Load(); a != nil {
 		a.Stop()
+	}
+}
+
+func ring(wake chan<- struct{}) {
+	select {
+	case wake <- struct{}{}:
+	default:
 	}
 }

@@ -23,7 +23,7 @@ func TestAlarmEnds(t *testing.T) {
 			t.Skip("no alarms here")
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		w := &waiter{wake: make(chan struct{}, 1)}
+		w := newWaiter()
 		end := w.wakeUp
 		if i%2 == 0 {
 			end = cancel
@@ -36,7 +36,7 @@ func TestAlarmEnds(t *testing.T) {
 			time.Sleep(time.Duration(i/2) * time.Microsecond)
 			end()
 		})
-		q.timers.sleepOn(ctx, w, time.Hour, a)
+		q.timers.sleepOn(ctx, w.wake, time.Hour, a, []*waiter{w})
 		ends.Wait()
 		cancel()
 	}
@@ -51,7 +51,7 @@ func TestAlarmStopped(t *testing.T) {
 	}
 	q := New(complete(Config{Quota: later(time.Hour)}))
 	q.timers.late.Store(true)
-	w := &waiter{wake: make(chan struct{}, 1)}
+	w := newWaiter()
 	var stops sync.WaitGroup
 	stops.Go(func() {
 		for w.alarm.Load() == nil {
@@ -59,7 +59,7 @@ func TestAlarmStopped(t *testing.T) {
 		}
 		a.Stop()
 	})
-	q.timers.sleepOn(t.Context(), w, time.Hour, a)
+	q.timers.sleepOn(t.Context(), w.wake, time.Hour, a, []*waiter{w})
 	if stops.Wait(); q.timers.late.Load() {
 		t.Error("the next waiter uses an alarm again")
 	}
@@ -109,4 +109,8 @@ func TestStormInRealTime(t *testing.T) {
 	if most := 1 + int64(time.Since(start)*rate/sec); admitted.Load() > most || q.Len() != 0 {
 		t.Errorf("%d were admitted, want at most %d; %d wait", admitted.Load(), most, q.Len())
 	}
+}
+
+func newWaiter() *waiter {
+	return &waiter{newcomer: newcomer{Ticket: Ticket{wake: make(chan struct{}, 1)}}}
 }

@@ -23,10 +23,12 @@ type node struct {
 	// size is the number of waiters of the subtree, and byClass of those of each class.
 	size    int
 	byClass [3]int32
+	// elsewhere is the number of waiters of the subtree that wait in other queues too. The others are firm.
+	elsewhere int32
 	// sum is the cost of the subtree, by unit.
 	sum []int64
-	// elsewhere are the waiters of the subtree that wait in other queues too. If nil, none do.
-	elsewhere *elsewhere
+	// firmSum is the cost of the firm waiters if the subtree has both kinds. Otherwise it means nothing.
+	firmSum *[]int64
 	// mixed reports that the waiters of the subtree have different costs.
 	mixed    bool
 	priority uint32
@@ -34,12 +36,6 @@ type node struct {
 	few [2]int64
 	// soonest is the soonest deadline in the subtree. If zero, there is none.
 	soonest time.Time
-}
-
-// elsewhere are waiters that wait in other queues too.
-type elsewhere struct {
-	size int
-	sum  []int64
 }
 
 func (t *tree) len() int { return t.root.count() }
@@ -78,62 +74,77 @@ func (t *tree) ahead(rank time.Time, number uint64, sum []int64) (n int) {
 	return n
 }
 
-// firm returns the number of waiters of the subtree that wait in no other queue.
+// firm returns the number of firm waiters of the subtree.
 func (w *waiter) firm() int {
-	switch {
-	case w == nil:
-		return 0
-	case w.elsewhere == nil:
-		return w.size
-	}
-	return w.size - w.elsewhere.size
-}
-
-// addFirm adds the cost of those waiters to sum.
-func (w *waiter) addFirm(sum []int64) {
 	if w == nil {
-		return
+		return 0
 	}
-	add(sum, w.sum)
-	if w.elsewhere != nil {
-		for u, n := range w.elsewhere.sum {
-			sum[u] -= n
+	return w.size - int(w.elsewhere)
+}
+
+// addFirm adds the cost of the firm waiters to sum.
+func (w *waiter) addFirm(sum []int64) {
+	switch {
+	case w.firm() == 0:
+	case w.elsewhere == 0:
+		add(sum, w.sum)
+	default:
+		add(sum, *w.firmSum)
+	}
+}
+
+// note counts a newcomer by its kind, before the size and the sum contain it.
+func (w *waiter) note(n *newcomer) {
+	were := w.elsewhere
+	if n.Option != nil {
+		w.elsewhere++
+	}
+	if w.elsewhere == 0 || int(w.elsewhere) > w.size {
+		return // one kind
+	}
+	if were == 0 {
+		w.setFirmSum(w.sum)
+	} else if int(were) == w.size {
+		w.setFirmSum(nil)
+	}
+	if n.Option == nil {
+		add(*w.firmSum, n.Request.Cost)
+	}
+}
+
+func (w *waiter) setFirmSum(sum []int64) {
+	if w.firmSum == nil {
+		w.firmSum = new([]int64)
+		*w.firmSum = make([]int64, len(w.sum))
+	}
+	clear(*w.firmSum)
+	copy(*w.firmSum, sum)
+}
+
+// updateKinds recomputes what note counts.
+func (w *waiter) updateKinds() {
+	w.elsewhere = 0
+	for _, child := range []*waiter{w.left, w.right} {
+		if child != nil {
+			w.elsewhere += child.elsewhere
 		}
-	}
-}
-
-// addElsewhere adds waiters of the subtree that wait in other queues too.
-func (w *waiter) addElsewhere(size int, sum []int64) {
-	if w.elsewhere == nil {
-		w.elsewhere = &elsewhere{sum: make([]int64, len(w.sum))}
-	}
-	w.elsewhere.size += size
-	add(w.elsewhere.sum, sum)
-}
-
-// updateElsewhere recomputes what addElsewhere adds up.
-func (w *waiter) updateElsewhere() {
-	if w.elsewhere != nil {
-		w.elsewhere.size = 0
-		clear(w.elsewhere.sum)
 	}
 	if w.Option != nil {
-		w.addElsewhere(1, w.Request.Cost)
+		w.elsewhere++
 	}
-	for _, child := range []*waiter{w.left, w.right} {
-		if child != nil && child.elsewhere != nil {
-			w.addElsewhere(child.elsewhere.size, child.elsewhere.sum)
-		}
+	if w.elsewhere == 0 || w.firm() == 0 {
+		return
 	}
+	w.setFirmSum(nil)
+	if w.Option == nil {
+		add(*w.firmSum, w.Request.Cost)
+	}
+	w.left.addFirm(*w.firmSum)
+	w.right.addFirm(*w.firmSum)
 }
 
-// firmAhead is ahead without the waiters that wait in other queues too. It returns their cost in so many
-// units.
-func (t *tree) firmAhead(rank time.Time, number uint64, units int) (n int, sum []int64) {
-	sum = make([]int64, units)
-	if t.root == nil || t.root.elsewhere == nil {
-		return t.ahead(rank, number, sum), sum
-	}
+// firmAhead is ahead, but also returns how many of those are firm, and adds only the cost of these to sum.
+func (t *tree) firmAhead(rank time.Time, number uint64, sum []int64) (n, firm int) {
 	if number == 0 {
 		number = t.last + 1
 	}
@@ -142,14 +153,15 @@ func (t *tree) firmAhead(rank time.Time, number uint64, units int) (n int, sum [
 			at = at.left
 			continue
 		}
-		n += at.left.firm()
+		n += at.left.count() + 1
+		firm += at.left.firm()
 		if at.left.addFirm(sum); at.Option == nil {
-			n++
+			firm++
 			add(sum, at.Request.Cost)
 		}
 		at = at.right
 	}
-	return n, sum
+	return n, firm
 }
 
 // aheadByClass is ahead by class.
@@ -225,17 +237,17 @@ func (t *tree) insert(w *waiter) {
 	w.node = node{priority: rand.Uint32(), size: 1, soonest: w.deadline}
 	w.byClass[w.Class] = 1
 	w.sum = append(w.few[:0], w.Request.Cost...)
-	w.updateElsewhere()
+	if w.Option != nil {
+		w.elsewhere = 1
+	}
 	at := &t.root
 	for *at != nil {
 		parent := *at
 		w.parent = parent
+		parent.note(&w.newcomer)
 		parent.size++
 		parent.byClass[w.Class]++
 		add(parent.sum, w.Request.Cost)
-		if w.Option != nil {
-			parent.addElsewhere(1, w.Request.Cost)
-		}
 		parent.soonest = sooner(parent.soonest, w.deadline)
 		parent.mixed = parent.mixed || !slices.Equal(parent.Request.Cost, w.Request.Cost)
 		if parent.before(w.rank, w.number) {
@@ -291,7 +303,7 @@ func (t *tree) build(waiters []*waiter) {
 	t.root = nil
 	var spine []*waiter // from the root to the last waiter, each the right child of the one before
 	for _, w := range waiters {
-		w.sum, w.elsewhere = append(w.few[:0], w.Request.Cost...), nil
+		w.sum, w.firmSum = append(w.few[:0], w.Request.Cost...), nil
 		w.left, w.right, w.parent = nil, nil, nil
 		for n := len(spine); n > 0 && spine[n-1].priority < w.priority; n-- {
 			w.left, spine = spine[n-1], spine[:n-1]
@@ -319,7 +331,11 @@ func (w *waiter) subtract(left, child *waiter) {
 		w.sum[u] -= n
 	}
 	if left.Option != nil {
-		w.updateElsewhere()
+		w.elsewhere--
+	} else if w.elsewhere > 0 && w.firm() > 0 {
+		for u, n := range left.Request.Cost {
+			(*w.firmSum)[u] -= n
+		}
 	}
 	w.mixed = w.mixed && (w.differs(child) || w.differs(w.left) || w.differs(w.right))
 	if !left.deadline.IsZero() && w.soonest.Equal(left.deadline) {
@@ -374,7 +390,6 @@ func (w *waiter) update() {
 	w.size, w.byClass, w.mixed = 1, [3]int32{}, false
 	w.byClass[w.Class] = 1
 	copy(w.sum, w.Request.Cost)
-	w.updateElsewhere()
 	for _, child := range []*waiter{w.left, w.right} {
 		if child != nil {
 			w.size += child.size
@@ -385,6 +400,7 @@ func (w *waiter) update() {
 			w.mixed = w.mixed || w.differs(child)
 		}
 	}
+	w.updateKinds()
 	w.updateSoonest()
 }
 

@@ -20,6 +20,16 @@ func (s sorted) sum(to int) []int64 {
 	return sum
 }
 
+// firm returns the waiters that wait in no other queue.
+func (s sorted) firm() (firm sorted) {
+	for _, w := range s {
+		if w.Option == nil {
+			firm = append(firm, w)
+		}
+	}
+	return firm
+}
+
 // place returns the index of a newcomer of a rank: behind waiters of equal rank.
 func (s sorted) place(rank time.Time) int {
 	i := slices.IndexFunc(s, func(w *waiter) bool { return w.rank.After(rank) })
@@ -44,6 +54,11 @@ func (s sorted) check(t *testing.T, tree *tree, random *rand.Rand) {
 	want := s.place(rank)
 	if n != want || !slices.Equal(sum, s.sum(n)) {
 		t.Fatalf("%d waiters of cost %v are ahead of %v, want %d of cost %v", n, sum, rank, want, s.sum(want))
+	}
+	firm := s[:n].firm()
+	clear(sum)
+	if all, got := tree.firmAhead(rank, 0, sum); all != n || got != len(firm) || !slices.Equal(sum, firm.sum(len(firm))) {
+		t.Fatalf("%d waiters, of which %d of cost %v are firm, are ahead of %v, want %d, %d and %v", all, got, sum, rank, n, len(firm), firm.sum(len(firm)))
 	}
 	var classes [3]int
 	for _, w := range s[:n] {
@@ -77,26 +92,30 @@ func (s sorted) check(t *testing.T, tree *tree, random *rand.Rand) {
 	}
 }
 
-func randomWaiter(random *rand.Rand, kinds int) *waiter {
+// randomWaiter returns a waiter of one of so many kinds of costs, which waits in other queues too with a
+// probability of elsewhere/4.
+func randomWaiter(random *rand.Rand, kinds, elsewhere int) *waiter {
 	var deadline time.Time
 	if random.IntN(3) > 0 {
 		deadline = time.Unix(random.Int64N(1000), 0)
 	}
-	return &waiter{
-		newcomer: newcomer{deadline: deadline, rank: time.Unix(random.Int64N(20), 0), Ticket: ticket([][]int64{{1, 0}, {0, 3}, {2, 3}}[random.IntN(kinds)]...).of(Class(random.IntN(3)))},
+	t := ticket([][]int64{{1, 0}, {0, 3}, {2, 3}}[random.IntN(kinds)]...).of(Class(random.IntN(3)))
+	if random.IntN(4) < elsewhere {
+		t.Option = new(Option)
 	}
+	return &waiter{newcomer: newcomer{deadline: deadline, rank: time.Unix(random.Int64N(20), 0), Ticket: t}}
 }
 
 func TestTree(t *testing.T) {
 	for seed := range uint64(60) {
 		random := rand.New(rand.NewPCG(seed, 0))
 		tree, model := new(tree), sorted{}
-		size, kinds := 1+random.IntN(200), 1+random.IntN(3)
+		size, kinds, elsewhere := 1+random.IntN(200), 1+random.IntN(3), random.IntN(5)
 		for range 600 {
 			if len(model) > 0 && random.IntN(8) == 0 {
-				model[random.IntN(len(model))].setCost(randomWaiter(random, kinds).Request.Cost)
+				model[random.IntN(len(model))].setCost(randomWaiter(random, kinds, 0).Request.Cost)
 			} else if len(model) == 0 || len(model) < size && random.IntN(2) == 0 {
-				w := randomWaiter(random, kinds)
+				w := randomWaiter(random, kinds, elsewhere)
 				i := model.place(w.rank)
 				w.number = tree.last + 1
 				tree.insert(w)

@@ -50,6 +50,9 @@ type Ticket struct {
 	// the caller for charged as soon as it may be taken.
 	Elsewhere *Choice
 
+	// wake holds one value after a wake-up. The waiters of a Caller share it. If nil, the caller waits in
+	// one queue.
+	wake chan struct{}
 	// place is the caller's number in the order of joining. If zero, it joins now.
 	place uint64
 	// missedStart reports that the caller missed its reserved time, and goes to the head.
@@ -115,8 +118,8 @@ type waiter struct {
 	recall context.CancelFunc
 	// recalled reports that the waiter is away and must come back.
 	recalled bool
-	// wake holds one value after a wake-up.
-	wake chan struct{}
+	// woken reports that the waiter was woken and has not decided anew, if it shares wake.
+	woken atomic.Bool
 	// alarm is what the waiter sleeps on instead. If nil, it does not.
 	alarm atomic.Pointer[alarm.Alarm]
 	// out reports that the waiter has left the queue. The fields below are then set.
