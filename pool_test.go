@@ -235,6 +235,36 @@ func TestPoolWeights(t *testing.T) {
 	}
 }
 
+// TestPoolWeightsAfterAPause checks that a member owes nothing for what it has served while another was paused.
+func TestPoolWeightsAfterAPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, l := poolOf(t, "1000/s | guard=none", "1000/s | guard=none")
+		serve := func(n int) (counts map[string]int) {
+			counts = make(map[string]int)
+			for range n {
+				permit, err := p.Acquire(t.Context(), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				counts[permit.Member()]++
+				permit.Release()
+			}
+			return counts
+		}
+		if err := l[0].Pause(t.Context(), time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		if got := serve(900); got["1"] != 900 {
+			t.Errorf("%v while member 0 is paused", got)
+		}
+		time.Sleep(2 * time.Minute)
+		serve(2) // the probe
+		if got := serve(100); got["0"] < 45 || got["1"] < 45 {
+			t.Errorf("%v after the pause, want half each", got)
+		}
+	})
+}
+
 func TestPoolThatNewPoolDidNotMake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &throttle.Pool{Spill: 2 * time.Second}

@@ -74,6 +74,18 @@ func (p *Pool) tryNow(ctx context.Context, d *Demand, a *Admission) (by *Member,
 // try is Admit without waiting, but it returns the decision on a request that would have to wait. The demand's
 // record receives nothing.
 func (m *Member) try(ctx context.Context, d *Demand, a *Admission) (store.Decision, error) {
+	if d.Cost == nil && d.N == 1 && d.SendBy.IsZero() {
+		if s, rev := m.Path.fastPath(); rev != nil {
+			decision, err := rev.quota.TryAcquire(ctx, store.Request{Cost: rev.oneRequest, Held: d.Held, WaitSpec: rev.initialWaitSpec(ctx)})
+			if err == nil && decision.Verdict == store.Admitted {
+				a.Charge = Charge{s, rev, decision, rev.oneRequest}
+			}
+			if err == nil && (decision.Verdict == store.Admitted || decision.Verdict == store.Later) {
+				a.Revision = rev
+				return decision, nil
+			}
+		}
+	}
 	record := d.Record
 	d.Record = nil
 	defer func() { d.Record = record }()

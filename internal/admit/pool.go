@@ -258,7 +258,7 @@ func (r *round) took(took *Member) {
 			m.credit.Store(min(m.credit.Load()+int64(m.Weight), total)) // one that is full does not save up
 		}
 	}
-	took.credit.Add(-total)
+	took.credit.Store(max(took.credit.Load()-total, -total)) // nor does one that stands in for it owe
 }
 
 // quick returns the members that a request may go to at once.
@@ -278,23 +278,24 @@ func (p *Pool) quick(ctx context.Context, all bool) round {
 	return r
 }
 
-// AllowOne admits one request, of which nothing more is reported, if the member whose turn it is admits one
-// on its fast path and nobody observes it. If it returns false, the request needs Admit.
+// AllowOne admits one request, of which nothing more is reported, if the members decide on their fast paths and
+// nobody observes them. If it returns false, the request needs Admit.
 func (p *Pool) AllowOne(ctx context.Context) bool {
 	if members := p.Members(); len(members) == 1 && !members[0].isObserved() {
 		_, ok := members[0].Path.AllowOne(ctx)
 		return ok
 	}
 	r := p.quick(ctx, false)
-	i := r.next()
-	if i < 0 || r.members[i].isObserved() {
-		return false
+	for i := r.next(); i >= 0 && !r.members[i].isObserved(); i = r.next() {
+		switch done, allowed := r.members[i].Path.AllowOne(ctx); {
+		case allowed:
+			r.took(r.members[i])
+			return true
+		case !done: // it may have room nevertheless
+			return false
+		}
 	}
-	_, ok := r.members[i].Path.AllowOne(ctx)
-	if ok {
-		r.took(r.members[i])
-	}
-	return ok
+	return false
 }
 
 // TryOne is AllowOne for a held request, and returns the member that has admitted it, or nil. It asks only the
