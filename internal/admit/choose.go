@@ -365,11 +365,13 @@ func (c *caller) join(ctx context.Context, members []*Member) {
 			c.ask(ctx, m)
 		}
 	}
-	if len(idle) > 0 {
+	asked := 0
+	if len(idle) > 0 && c.pool.isAlone() { // else callers ahead ask them first
 		c.ask(ctx, idle[0])
+		asked = 1
 	}
-	if len(idle) > 1 && c.begin() {
-		go c.askLater(idle)
+	if asked < len(idle) && c.begin() {
+		go c.askLater(idle, asked)
 	}
 }
 
@@ -432,26 +434,35 @@ const (
 	leastPatience, mostPatience = 2 * time.Millisecond, 50 * time.Millisecond
 )
 
-// askLater asks the members behind the first, each time twice as many, while none has admitted the caller.
-func (c *caller) askLater(members []*Member) {
+// askLater asks the members behind the first asked, each time twice as many, while none has admitted the caller.
+func (c *caller) askLater(members []*Member, asked int) {
 	defer c.asked.Done()
-	asked := 1
 	for n := 1; asked < len(members); n *= 2 {
-		limited, cancel := context.WithTimeout(c.ctx, mostPatience)
-		trip := time.Duration(0)
-		if q := reserverOf(members[0].Path.revision().quota); q != nil {
-			trip = q.Trip(limited)
-		}
-		cancel()
-		patience := min(max(patientTrips*trip, leastPatience), mostPatience)
-		if queue.SleepUntil(c.ctx, time.Now().Add(patience)) != nil {
+		if queue.SleepUntil(c.ctx, time.Now().Add(c.pool.patience(c.ctx))) != nil {
 			return
 		}
-		for ; n > 0 && asked < len(members); n-- {
+		for range min(n, len(members)-asked) {
 			c.ask(c.ctx, members[asked])
 			asked++
 		}
 	}
+}
+
+// patience returns how long a caller waits before it asks the next member. It is the same for all callers, so
+// that those ahead ask first.
+func (p *Pool) patience(ctx context.Context) time.Duration {
+	limited, cancel := context.WithTimeout(ctx, mostPatience)
+	defer cancel()
+	most := leastPatience
+	for _, m := range p.Members() {
+		if m.Path.err != nil {
+			continue
+		}
+		if q := reserverOf(m.Path.revision().quota); q != nil {
+			most = max(most, patientTrips*q.Trip(limited))
+		}
+	}
+	return min(most, mostPatience)
 }
 
 // ask waits in the queue of a member, unless the caller does already.

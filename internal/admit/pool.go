@@ -185,6 +185,13 @@ func (p *Pool) leave(c *caller) {
 	delete(p.callers, c)
 }
 
+// isAlone reports whether one caller waits.
+func (p *Pool) isAlone() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.callers) == 1
+}
+
 // preferred returns how many of the members, which are in the order of their ranks, have the rank of the
 // first.
 func preferred(members []*Member) int {

@@ -11,8 +11,31 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// firstUnreserved returns the first waiter without a reserved time, or nil if there is none.
-func (q *Queue) firstUnreserved() *waiter { return q.waiters.at(len(q.reserved)) }
+// firstUnreserved returns the first waiter that needs a reserved time and has none, or nil if there is none.
+func (q *Queue) firstUnreserved() *waiter {
+	w := q.waiters.at(len(q.reserved) + q.skipped)
+	for w != nil && q.isContent(w) {
+		w = w.next()
+	}
+	return w
+}
+
+// soon is how long a caller waits for a reserved time without asking another queue for an earlier one.
+const soon = 50 * time.Millisecond
+
+// isContent reports whether a waiter has a time in another queue that this one would not undercut. A quota that
+// reserves no times is asked in any case, when it has room.
+func (q *Queue) isContent(w *waiter) bool {
+	if q.config.Reserver == nil {
+		return false
+	}
+	at := w.Option.elsewhere()
+	if at.IsZero() || q.waiters.root.mixed {
+		return false
+	}
+	n := len(q.reserved)
+	return w.asked || time.Until(at) < soon || n > 0 && !at.After(q.reserved[n-1].Reservation.Start)
+}
 
 // isOurTurn reports whether no other queue of the quota is ahead of this one, and no waiter of this
 // queue is coming back.
@@ -26,7 +49,7 @@ func (q *Queue) askTime(w *waiter) time.Time {
 	if n := len(q.reserved); n > 0 {
 		at = q.reserved[n-1].Reservation.Again
 	}
-	if c := &q.calls; (w == c.retry || c.err != nil) && !c.repliedAt.Before(at) { // already asked since, and refused
+	if c := &q.calls; (c.hasRefused(w) || c.err != nil) && !c.repliedAt.Before(at) { // already asked since, and refused
 		return c.retryAt
 	}
 	return at
@@ -44,9 +67,12 @@ func (q *Queue) chooseAsking(now time.Time) bool {
 		most = c.batchSize
 	}
 	c.asking = make([]*waiter, 0, min(most, q.waiters.len()-len(q.reserved)))
-	for ; w != nil && len(c.asking) < most; w = w.next() {
-		q.config.specify(w, now)
-		c.asking = append(c.asking, w)
+	for first := w; w != nil && len(c.asking) < most; w = w.next() {
+		if w == first || !q.isContent(w) {
+			q.config.specify(w, now)
+			w.asked = true
+			c.asking = append(c.asking, w)
+		}
 	}
 	c.askedAt, c.changed = now, false
 	return true
@@ -373,8 +399,11 @@ func (q *Queue) unavailable(w *waiter, ended error, now time.Time) *Refusal {
 
 // match assigns the reserved times to waiters: each to the first waiter behind the last one
 // matched, if the costs are equal. It refuses waiters that this makes late, and returns the times
-// that fit no waiter.
+// that fit no waiter. If all costs are equal, waiters that another queue admits sooner leave their times to
+// those behind, so that no caller keeps two.
 func (q *Queue) match(now time.Time) (unused []store.Decision) {
+	defer q.forget(q.matched)
+	q.matches, q.matched, q.skipped = q.matches+1, nil, 0
 	if len(q.reserved) == 0 {
 		return nil
 	}
@@ -390,6 +419,14 @@ func (q *Queue) match(now time.Time) (unused []store.Decision) {
 			unused = append(unused, d)
 			continue
 		}
+		for w != nil && !q.reserveFor(w, d.Reservation.Start) && !q.waiters.root.mixed {
+			q.skipped++
+			w = w.next()
+		}
+		if w == nil {
+			unused = append(unused, d)
+			continue
+		}
 		if w.Option != nil {
 			elsewhere++
 		}
@@ -398,6 +435,29 @@ func (q *Queue) match(now time.Time) (unused []store.Decision) {
 	}
 	q.reserved = kept
 	return unused
+}
+
+// reserveFor tells the other queues in which a waiter waits that it has a time. It reports whether the waiter needs
+// the time.
+func (q *Queue) reserveFor(w *waiter, at time.Time) bool {
+	if !w.Option.isChoice() {
+		return true
+	}
+	if !w.Option.reserve(at) {
+		return false
+	}
+	w.Option.match = q.matches
+	q.matched = append(q.matched, w.Option)
+	return true
+}
+
+// forget tells the other queues which waiters have lost the times of a match before.
+func (q *Queue) forget(matched []*Option) {
+	for _, o := range matched {
+		if o.match != q.matches {
+			o.reserve(time.Time{})
+		}
+	}
 }
 
 // stepAside takes a waiter that is asking out of the line while it waits for another quota.

@@ -32,6 +32,11 @@ type Queue struct {
 	calls   calls
 	// reserved are the times that are reserved for the first waiters, in order.
 	reserved []store.Decision
+	// skipped is the number of waiters that do not need the reserved times, and matched are the options of
+	// those that have them, by the last of so many matches.
+	skipped int
+	matched []*Option
+	matches uint64
 	// lastRanks are, by class, the ranks of the last waiters that were placed behind others'
 	// reserved times.
 	lastRanks [3]time.Time
@@ -182,6 +187,7 @@ func (q *Queue) add(w *waiter) {
 		w.number = q.waiters.nextNumber()
 	}
 	q.waiters.insert(w)
+	w.Option.join(w)
 	if w.rank.After(q.config.rank(&w.newcomer)) {
 		q.lastRanks[w.Class] = w.rank
 	}
@@ -204,14 +210,18 @@ func (q *Queue) step(w *waiter) action {
 
 func (q *Queue) next(w *waiter) action {
 	now := time.Now()
-	if q.headIsDue(now) {
+	if w.Option.hasChanged() || q.headIsDue(now) {
 		q.reconcile(now, w)
+	}
+	first := q.firstUnreserved()
+	if first != nil && first != w && w.Option.isChoice() { // w may have slept until the time to ask
+		first.wakeUp()
 	}
 	wait, asks := forever, false
 	switch {
 	case w.out.Load():
 		return action{wait: forever} // it has been woken
-	case len(q.calls.asking) == 0 && w == q.firstUnreserved() && q.chooseAsking(now):
+	case len(q.calls.asking) == 0 && w == first && q.chooseAsking(now):
 		return action{ask: true, generation: q.calls.generation}
 	case w.hasGivenUp(now):
 		q.expel(w, q.late(w, now))
@@ -219,7 +229,7 @@ func (q *Queue) next(w *waiter) action {
 		return action{wait: forever}
 	case len(q.reserved) > 0 && w == q.waiters.first():
 		wait = q.reserved[0].Reservation.Start.Sub(now) - w.Lead
-	case len(q.calls.asking) == 0 && w == q.firstUnreserved() && q.isOurTurn():
+	case len(q.calls.asking) == 0 && w == first && q.isOurTurn():
 		wait, asks = q.askTime(w).Sub(now), q.config.Reserver == nil
 	}
 	if !w.GiveUp.IsZero() {
@@ -302,6 +312,7 @@ func (q *Queue) end(w *waiter) {
 			q.config.Reserver.Leave()
 		}
 	}
+	w.Option.leave()
 	w.out.Store(true)
 }
 
@@ -310,7 +321,7 @@ func (q *Queue) stopWatching() {
 	q.unwatch()
 	q.unwatch = nil
 	q.forecasts, q.lastRanks = forecasts{}, [3]time.Time{}
-	q.reviews.overtakenFrom, q.calls.decider = time.Time{}, 0
+	q.reviews.overtakenFrom, q.calls.decider, q.calls.retry = time.Time{}, 0, nil
 }
 
 // reconcile updates the queue after a change. It matches the reserved times with the waiters,

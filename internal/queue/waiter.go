@@ -114,6 +114,8 @@ type waiter struct {
 	// joining reports that Ticket.Joined has not returned. The waiter must not be admitted before
 	// that, because Joined may panic.
 	joining bool
+	// asked reports that the queue has asked the quota for the waiter.
+	asked bool
 	// recall makes a waiter that is away come back. If nil, it is not away.
 	recall context.CancelFunc
 	// recalled reports that the waiter is away and must come back.
