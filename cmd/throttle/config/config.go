@@ -302,8 +302,8 @@ type Member struct {
 	route *Route // the member as a route of its own, whose Name is that of the quota
 }
 
-// Host returns the host of To.
-func (m *Member) Host() string { return m.route.upstream.Host }
+// Upstream returns a copy of To, as Route.Upstream does.
+func (m *Member) Upstream() *url.URL { return m.route.Upstream() }
 
 // Limits returns the limits of the member, with the name of its quota.
 func (m *Member) Limits() Limits { return m.route.limits }

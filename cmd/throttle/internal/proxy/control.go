@@ -176,11 +176,21 @@ func readWish(w http.ResponseWriter, r *http.Request, verb string) (ask Wish, er
 func (h *Handler) quota(name string) (found string, l *throttle.Limiter, p *problem) {
 	t := h.table.Load()
 	for _, r := range t.routes {
+		for _, m := range r.Members {
+			if name == m.Quota || name == r.name()+"/"+m.Name {
+				if m.Known == nil {
+					return "", nil, apart("member "+m.Name+" of the route "+r.name(), "remove the member from the file")
+				}
+				return m.Quota, m.Known, nil
+			}
+		}
 		switch {
 		case name != r.name() && name != r.Prefix:
 		case r.Known == nil:
-			return "", nil, badRequest(http.StatusConflict, "name", "The route "+r.name()+" counts each model, account or another key apart, and has no quota in which all its requests count: "+
-				"give it a budget, which a pause then stops, or pause the API's other limits by removing the route from the file.")
+			if len(r.Members) > 0 {
+				return "", nil, badRequest(http.StatusConflict, "name", "The route "+r.name()+" has a pool and no quota in which all its requests count: pause its members, such as "+r.Members[0].Quota+".")
+			}
+			return "", nil, apart("route "+r.name(), "give it a budget, which a pause then stops, or pause the API's other limits by removing the route from the file")
 		default:
 			return r.name(), r.Known, nil
 		}
@@ -191,6 +201,11 @@ func (h *Handler) quota(name string) (found string, l *throttle.Limiter, p *prob
 		}
 	}
 	return "", nil, badRequest(http.StatusNotFound, "name", fmt.Sprintf("No route has the name %q: the names are %s.", shortened(name), t.names()))
+}
+
+// apart returns the problem of a pause of what has no quota in which all requests count.
+func apart(what, fix string) *problem {
+	return badRequest(http.StatusConflict, "name", "The "+what+" counts each model, account or another key apart, and has no quota in which all its requests count: "+fix+".")
 }
 
 // names lists the names that can be paused.

@@ -122,7 +122,12 @@ const clientPrefix = "client:"
 func (t Table) names() []string {
 	names := make([]string, 0, len(t.Routes))
 	for _, r := range t.Routes {
-		names = append(names, r.name())
+		if len(r.Members) == 0 || r.Known != nil {
+			names = append(names, r.name())
+		}
+		for _, m := range r.Members {
+			names = append(names, m.Quota)
+		}
 	}
 	for _, c := range t.Clients {
 		if c.Quota != nil {
@@ -146,6 +151,11 @@ func (h *Handler) watch(old, next *table, t Table) {
 	for _, r := range t.Routes {
 		if was := old.routes[r.Prefix]; r.Known != nil && (r.Whole || was == nil || !was.used.Load()) {
 			h.show(next, r.name(), r.Known)
+		}
+		for _, m := range r.Members {
+			if m.Known != nil {
+				h.show(next, m.Quota, m.Known)
+			}
 		}
 	}
 	for _, c := range t.Clients {
