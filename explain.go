@@ -34,6 +34,7 @@ type Explanation struct {
 
 	// Quotas are the states of the quotas that charge the request, the innermost first.
 	Quotas []QuotaState
+	member string // of a Pool, that would admit the request
 }
 
 // A QuotaState is the state of one quota in an Explanation.
@@ -111,7 +112,7 @@ func foretell(ask func(*admit.Forecast, admit.Demand) error, c Cost) (Explanatio
 	e := Explanation{
 		Forecast:    Forecast{Wait: f.Wait, Ahead: f.Ahead[Interactive] + f.Ahead[Normal] + f.Ahead[Batch]},
 		Interactive: f.Ahead[Interactive], Normal: f.Ahead[Normal], Batch: f.Ahead[Batch],
-		Err: waitError(f.Err), At: f.At,
+		Err: waitError(f.Err), At: f.At, member: f.Member,
 	}
 	if f.By != nil {
 		e.By, e.Tier = f.By.Name, f.By.TierName(f.Tier)
@@ -131,7 +132,7 @@ func foretell(ask func(*admit.Forecast, admit.Demand) error, c Cost) (Explanatio
 // probing returns a quota whose callers wait for the response to a probe, or nil.
 func (e *Explanation) probing() *QuotaState {
 	for i := range e.Quotas {
-		if q := &e.Quotas[i]; q.Probing {
+		if q := &e.Quotas[i]; q.Probing && q.Member == e.member {
 			return q
 		}
 	}
@@ -146,20 +147,18 @@ func (e *Explanation) probing() *QuotaState {
 //
 // Times of the day are in UTC.
 func (e Explanation) String() string {
-	sentences := []string{e.outcome() + "."}
+	sentences := []string{e.outcome()}
 	for _, q := range e.Quotas {
 		own := q.sentences(e.At)
-		if len(e.Quotas) > 1 && len(own) > 0 {
+		switch {
+		case len(own) > 0 && q.Member != "":
+			own[0] = fmt.Sprintf("Member %q, policy %q: %s", q.Member, q.Policy, own[0])
+		case len(own) > 0 && len(e.Quotas) > 1:
 			own[0] = fmt.Sprintf("Policy %q: %s", q.Policy, own[0])
-			if q.Member != "" {
-				own[0] = fmt.Sprintf("Member %q, p%s", q.Member, own[0][1:])
-			}
 		}
-		for _, s := range own {
-			sentences = append(sentences, s+".")
-		}
+		sentences = append(sentences, own...)
 	}
-	return strings.Join(sentences, " ")
+	return strings.Join(sentences, ". ") + "."
 }
 
 // outcome returns what would become of the request.
@@ -177,6 +176,9 @@ func (e *Explanation) outcome() string {
 	if len(e.Quotas) > 1 && e.By != "" {
 		tier += fmt.Sprintf(" of policy %q", e.By)
 	}
+	if e.member != "" {
+		tier += fmt.Sprintf(" of member %q", e.member)
+	}
 	switch probing := e.probing(); {
 	case e.Wait > 0 && e.Tier != "":
 		text += " " + short(e.Wait) + tier
@@ -192,12 +194,10 @@ func (e *Explanation) outcome() string {
 		return text
 	}
 	var classes []string
-	for _, c := range []struct {
-		n    int
-		name Class
-	}{{e.Interactive, Interactive}, {e.Normal, Normal}, {e.Batch, Batch}} {
-		if c.n > 0 {
-			classes = append(classes, fmt.Sprintf("%d %v", c.n, c.name))
+	ahead := [...]int{Interactive: e.Interactive, Normal: e.Normal, Batch: e.Batch}
+	for _, class := range []Class{Interactive, Normal, Batch} {
+		if n := ahead[class]; n > 0 {
+			classes = append(classes, fmt.Sprintf("%d %v", n, class))
 		}
 	}
 	return fmt.Sprintf("%s, behind %s (%s)", text, plural(e.Ahead, "caller"), strings.Join(classes, ", "))

@@ -15,9 +15,11 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/local"
+	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -1272,4 +1274,130 @@ func TestForecastIsTrue(t *testing.T) {
 	if waited < 300 || behind < 200 || refused < 50 {
 		t.Error("too few of some kind")
 	}
+}
+
+// poolOfTwo returns a Pool of the members east and west, whose policies have the same name.
+func poolOfTwo(t *testing.T, east, west string) (_ *throttle.Pool, l [2]*throttle.Limiter) {
+	t.Helper()
+	for i, text := range []string{east, west} {
+		p, err := throttle.ParsePolicy("gpt", text+" | guard=none")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l[i] = mustNew(t, p, nil)
+	}
+	p, err := throttle.NewPool(throttle.Member{Name: "east", Limiter: l[0]}, throttle.Member{Name: "west", Limiter: l[1]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p, l
+}
+
+// TestExplainPool checks that the sentences about a Pool name the members, and say what a request meets at
+// the one that would admit it.
+func TestExplainPool(t *testing.T) {
+	hold := func(t *testing.T, l *throttle.Limiter) *throttle.Permit {
+		p, err := l.Acquire(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	pause := func(t *testing.T, l *throttle.Limiter, d time.Duration) {
+		if err := l.Pause(t.Context(), d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		name, east, west string
+		make             func(*testing.T, *throttle.Pool, [2]*throttle.Limiter)
+		want             string
+	}{
+		{"one is paused", "10/s", "2/m", func(t *testing.T, _ *throttle.Pool, l [2]*throttle.Limiter) {
+			pause(t, l[0], 90*time.Second)
+		}, `The request would be sent at once. Member "east", policy "gpt": 10/s has room for 10: 0 of 10 used. The quota is paused for 1m30s, by a call of Pause. Member "west", policy "gpt": 2/m has room for 2: 0 of 2 used.`},
+		{"one is paused and the other one is full", "10/s", "2/m", func(t *testing.T, p *throttle.Pool, l [2]*throttle.Limiter) {
+			pause(t, l[0], 90*time.Second)
+			for range 2 {
+				if err := p.Wait(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		}, `The request would wait 1m0s for tier 2/m of policy "gpt" of member "west". Member "east", policy "gpt": 10/s has room for 10: 0 of 10 used. The quota is paused for 1m30s, by a call of Pause. Member "west", policy "gpt": 2/m is full until 00:01:00Z: 2 of 2 used.`},
+		{"behind callers", "1/m", "1/h", func(t *testing.T, p *throttle.Pool, _ [2]*throttle.Limiter) {
+			for range 4 {
+				go p.Wait(throttle.WithClass(t.Context(), throttle.Interactive))
+				synctest.Wait()
+			}
+		}, `The request would wait 3m0s for tier 1/m of policy "gpt" of member "east", behind 2 callers (2 interactive). Member "east", policy "gpt": 1/m is full until 00:01:00Z: 1 of 1 used. Member "west", policy "gpt": 1/h is full until 01:00:00Z: 1 of 1 used.`},
+		{"all are paused", "10/s", "2/m", func(t *testing.T, _ *throttle.Pool, l [2]*throttle.Limiter) {
+			pause(t, l[0], time.Hour)
+			pause(t, l[1], time.Minute)
+		}, `The request would wait 1m0s for the end of a pause. Member "east", policy "gpt": 10/s has room for 10: 0 of 10 used. The quota is paused for 1h0m0s, by a call of Pause. Member "west", policy "gpt": 2/m has room for 2: 0 of 2 used. The quota is paused for 1m0s, by a call of Pause.`},
+		{"one waits for the response to a probe", "10/s", "2/m", func(t *testing.T, _ *throttle.Pool, l [2]*throttle.Limiter) {
+			if err := hold(t, l[0]).Refused(t.Context(), 30*time.Second); err != nil {
+				t.Error(err)
+			}
+			hold(t, l[0])
+			time.Sleep(time.Second)
+		}, `The request would be sent at once. Member "east", policy "gpt": 10/s has room for 10: 0 of 10 used. The first request after a pause is in flight, and the others wait for its response, at most 29s. Member "west", policy "gpt": 2/m has room for 2: 0 of 2 used.`},
+		{"one waits for the end of a request", "1;algo=concurrency", "2/m", func(t *testing.T, _ *throttle.Pool, l [2]*throttle.Limiter) {
+			hold(t, l[0])
+		}, `The request would be sent at once. Member "east", policy "gpt": 1;algo=concurrency is full until a request ends: 1 of 1 used. Member "west", policy "gpt": 2/m has room for 2: 0 of 2 used.`},
+		{"the only member", "10/s", "2/m", func(_ *testing.T, p *throttle.Pool, _ [2]*throttle.Limiter) {
+			p.Remove("east")
+		}, `The request would be sent at once. Member "west", policy "gpt": 2/m has room for 2: 0 of 2 used.`},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			p, l := poolOfTwo(t, tt.east, tt.west)
+			tt.make(t, p, l)
+			e, err := p.Explain(ctx, nil)
+			if err != nil || e.String() != tt.want {
+				t.Errorf("%s: %v\ngot  %v\nwant %s", tt.name, err, e, tt.want)
+			}
+		})
+	}
+}
+
+// TestPoolStatusAsksAllAtOnce checks that a member whose store does not answer hides the state of no other.
+func TestPoolStatusAsksAllAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _ := poolOfTwo(t, "10/s", "2/m")
+		stuck, err := throttle.New(throttle.Policy{Name: "stuck", Tiers: []throttle.Tier{throttle.PerSecond(1)}}, stuckStatusStore{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Remove("east")
+		if err := p.Add(throttle.Member{Name: "stuck", Limiter: stuck}); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Add(throttle.Member{Name: "later", Limiter: mustNew(t, exact(throttle.PerMinute(1)), nil)}); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, members := p.Status(ctx)
+		for i, want := range []string{"west", "stuck", "later"} {
+			if m := members[i]; m.Member.Name != want || (m.Err != nil) != (want == "stuck") || len(m.Status.Tiers) == 0 && want != "stuck" {
+				t.Errorf("member %s: %v, %+v", m.Member.Name, m.Err, m.Status)
+			}
+		}
+	})
+}
+
+// A stuckStatusStore has quotas whose Status does not return before its context ends.
+type stuckStatusStore struct{}
+
+type stuckStatusQuota struct{ store.Quota }
+
+func (stuckStatusStore) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
+	q, err := new(local.Store).Open(key, plan, nil)
+	return stuckStatusQuota{q}, err
+}
+
+func (stuckStatusQuota) Status(ctx context.Context) (store.Status, error) {
+	<-ctx.Done()
+	return store.Status{}, ctx.Err()
 }

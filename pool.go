@@ -27,7 +27,7 @@ type Member struct {
 
 // A Pool admits each request in one of its members: several deployments, regions or accounts that one
 // owns, each with limits of its own. A request goes to the member that admits it first. Among members
-// that admit it at the same time, the lowest Rank goes first, and then the Weights decide.
+// that have room when it comes, the lowest Rank goes first, and then the Weights decide.
 //
 // A caller that waits has a place in the queue of each member that may serve it, by its arrival, and
 // only the member that admits the caller charges it. Callers that the same members may serve are
@@ -39,7 +39,8 @@ type Member struct {
 // Keys of one account usually share one limit. They do not add up, so they are no members of a Pool. To
 // keep an account's limit over several members, put each Limiter within that of the account.
 //
-// The methods of a Pool are safe for concurrent use, as long as its fields are not changed.
+// The zero Pool has no members. The methods of a Pool are safe for concurrent use, as long as its fields are
+// not changed.
 type Pool struct {
 	// Name is what an Observer knows the Pool by. If empty, "pool".
 	Name string
@@ -57,12 +58,11 @@ type Pool struct {
 	pool admit.Pool
 }
 
-// NewPool returns a Pool of the members, which may be none. It returns an error if a member has no Name
-// or no Limiter, if two have the same Name or quota, if a Weight or Rank is negative, or if a policy has
-// Shadow.
+// NewPool returns a Pool of the members, which may be none. It returns an error for more than 64 members, if a
+// member has no Name or no Limiter, if two have the same Name or are known to have the same quota, if a Weight
+// or Rank is negative, or if a policy has Shadow.
 func NewPool(members ...Member) (*Pool, error) {
 	p := new(Pool)
-	p.pool.Spill = &p.Spill
 	if err := p.Add(members...); err != nil {
 		return nil, err
 	}
@@ -79,7 +79,7 @@ func (p *Pool) Add(members ...Member) error {
 			added[i].Path, added[i].Of = &m.Limiter.path, m.Limiter
 		}
 	}
-	return p.pool.Add(added...)
+	return p.pool.Add(&p.Spill, added...)
 }
 
 // Remove removes a member, and reports whether there was one of that name. Waiting callers keep their
@@ -194,12 +194,12 @@ type MemberStatus struct {
 }
 
 // Status returns how many callers wait, and the state of the members by rank. It blocks for the members that
-// have a shared store, one after the other.
+// have a shared store, all at the same time.
 func (p *Pool) Status(ctx context.Context) (waiting int, members []MemberStatus) {
-	for _, m := range p.pool.Members() {
+	members = admit.Each(&p.pool, func(m *admit.Member) MemberStatus {
 		s := MemberStatus{Member: Member{Name: m.Name, Limiter: m.Of.(*Limiter), Rank: m.Rank, Weight: m.Weight}}
 		s.Status, s.Err = s.Member.Limiter.Status(ctx)
-		members = append(members, s)
-	}
+		return s
+	})
 	return p.pool.Waiting(), members
 }

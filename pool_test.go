@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"sync"
 	"testing"
@@ -200,5 +202,130 @@ func TestPoolSpill(t *testing.T) {
 				t.Errorf("%v: %v of %d in %v", c, counts, n, lasts)
 			}
 		})
+	}
+}
+
+func TestPoolWeights(t *testing.T) {
+	for name, admit := range map[string]func(*throttle.Pool) error{
+		"Wait":    func(p *throttle.Pool) error { return p.Wait(t.Context()) },
+		"Acquire": func(p *throttle.Pool) error { _, err := p.Acquire(t.Context(), nil); return err },
+		"Acquire with a Cost": func(p *throttle.Pool) error {
+			_, err := p.Acquire(t.Context(), throttle.Cost{"requests": 1})
+			return err
+		},
+		"TryAcquire": func(p *throttle.Pool) error { _, err := p.TryAcquire(t.Context(), nil); return err },
+	} {
+		p, err := throttle.NewPool(
+			throttle.Member{Name: "one", Limiter: newLimiter("one", "1000/h")},
+			throttle.Member{Name: "three", Limiter: newLimiter("three", "1000/h"), Weight: 3},
+		)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 40 {
+			if err := admit(p); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, members := p.Status(t.Context())
+		if one, three := members[0].Status.Tiers[0].Used, members[1].Status.Tiers[0].Used; one != 10 || three != 30 {
+			t.Errorf("%s: the members of the Weights 1 and 3 have %d and %d requests, want 10 and 30", name, one, three)
+		}
+	}
+}
+
+func TestPoolThatNewPoolDidNotMake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &throttle.Pool{Spill: 2 * time.Second}
+		if err := p.Wait(t.Context()); err == nil || err.Error() != "throttle: the pool has no members: add one" {
+			t.Error(err)
+		}
+		for i, name := range []string{"first", "second"} {
+			if err := p.Add(throttle.Member{Name: name, Limiter: newLimiter(name, "1/s"), Rank: i}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 2 {
+			permit, err := p.Acquire(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if permit.Member() != "first" {
+				t.Errorf("admitted by %q before Spill has passed", permit.Member())
+			}
+			permit.Release()
+		}
+	})
+}
+
+// TestStickyKeys checks that a key has one member, in whatever order the members are named, and that a new member
+// takes over only keys of its own.
+func TestStickyKeys(t *testing.T) {
+	member := func(name string) throttle.Member {
+		return throttle.Member{Name: name, Limiter: newLimiter(name, "100000/s")}
+	}
+	chosen := func(p *throttle.Pool, key int) string {
+		permit, err := p.Acquire(throttle.WithStickyKey(t.Context(), fmt.Sprint("conversation ", key)), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return permit.Member()
+	}
+	p, err := throttle.NewPool(member("a"), member("b"), member("c"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := throttle.NewPool(member("c"), member("a"), member("b"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before [1000]string
+	counts := make(map[string]int)
+	for key := range before {
+		before[key] = chosen(p, key)
+		counts[before[key]]++
+		if other := chosen(q, key); other != before[key] {
+			t.Errorf("key %d goes to %s in one pool and to %s in another", key, before[key], other)
+		}
+	}
+	for name, n := range counts {
+		if n < 280 || n > 390 {
+			t.Errorf("%s has %d of 1,000 keys, want a third", name, n)
+		}
+	}
+	if err := p.Add(member("d")); err != nil {
+		t.Fatal(err)
+	}
+	moved := 0
+	for key, was := range before {
+		switch now := chosen(p, key); {
+		case now == "d":
+			moved++
+		case now != was:
+			t.Errorf("key %d moved from %s to %s", key, was, now)
+		}
+	}
+	if moved < 200 || moved > 300 {
+		t.Errorf("the new member has %d of 1,000 keys, want a fourth", moved)
+	}
+}
+
+// TestTransportNeedsPoolAndRewrite checks that a request is not sent as the caller made it, without a limit, because
+// a Pool is missing, for example after an ignored error of NewPool.
+func TestTransportNeedsPoolAndRewrite(t *testing.T) {
+	p, _ := poolOf(t, "5/s")
+	for _, tr := range []*throttle.Transport{
+		{Pool: p},
+		{Rewrite: func(*http.Request, string) error { return nil }},
+		{Rewrite: func(*http.Request, string) error { return nil }, Limiter: newLimiter("other", "5/s")},
+	} {
+		tr.Base = roundTripper(func(*http.Request) (*http.Response, error) {
+			t.Error("the request was sent")
+			return trAnswer(http.StatusOK), nil
+		})
+		_, err := tr.RoundTrip(httptest.NewRequest(http.MethodGet, trURL, nil))
+		if want := "throttle: Transport has only one of Pool and Rewrite: set Rewrite and Pool, or neither"; err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
 	}
 }

@@ -66,16 +66,20 @@ type Transport struct {
 	// Route is nil, Limiter is used.
 	Route func(*http.Request) *Limiter
 
-	// Pool is the quota instead of Limiter and Route. Rewrite must be set, too.
+	// Pool is the quota instead of Limiter and Route. If only one of Pool and Rewrite is set, requests fail.
 	Pool *Pool
 
 	// Rewrite directs a request to the member of the Pool that has admitted it: it sets the URL and the
-	// member's credentials. It receives a copy of the request without the credentials of the caller: the
-	// fields and query parameters whose names tell that they have some, such as Authorization, Cookie,
-	// Api-Key or access_token, and the user of the URL. The Base receives that copy. If Rewrite returns an
-	// error, or if it sets no credentials although the caller's request had some, the request is not sent,
-	// and is refunded. Cost and the other functions receive the request as the caller sent it; ProfileFor
-	// receives the copy.
+	// member's credentials. Package targets has one. Rewrite receives a copy of the request without the
+	// credentials of the caller: the fields and query parameters whose names tell that they have some, such
+	// as Authorization, Cookie, Api-Key or access_token, those that name their account, such as
+	// OpenAI-Organization, and the user of the URL. Those in a path remain. The Base receives that copy. If
+	// Rewrite returns an error, or sets empty credentials, or none although the caller's request had more
+	// than a Cookie, the request is not sent, and is refunded. Cost and the other functions receive the
+	// request as the caller sent it; ProfileFor receives the copy.
+	//
+	// A redirect of a member to its own host becomes one to the host of the caller's request. A redirect to
+	// another host is followed without the Pool, Rewrite and the caller's credentials.
 	Rewrite func(req *http.Request, member string) error
 
 	// StickyKey returns a key whose requests prefer one member of the Pool; see WithStickyKey. If it is
@@ -134,11 +138,14 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 			closeBody(req)
 		}
 	}()
-	if l := t.limiter(req); l != nil || t.Pool != nil {
+	switch l := t.limiter(req); {
+	case t.Pool != nil && credentials.LeadsAway(req):
+		a.target = credentials.WithoutFields(req)
+	case l != nil || t.Pool != nil || t.Rewrite != nil:
 		if err := a.admit(l, req); err != nil {
 			return nil, err
 		}
-	} else if t.AttemptTimeout <= 0 {
+	case t.AttemptTimeout <= 0:
 		sending = true
 		return t.base().RoundTrip(req)
 	}
@@ -187,7 +194,7 @@ func (t *Transport) profile(req *http.Request) *answers.Profile {
 type attempt struct {
 	admission // zero if the request is not limited
 	transport *Transport
-	target    *http.Request    // the result of Rewrite; nil without a Pool
+	target    *http.Request    // what is sent instead of the caller's request; nil without a Pool
 	profile   *answers.Profile // nil if there is none
 	settler   func(Cost) Cost  // the result of Transport.Settle
 	sendBy    time.Time
@@ -199,7 +206,7 @@ type attempt struct {
 func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 	t, ctx, member := a.transport, req.Context(), ""
 	switch {
-	case t.Pool != nil:
+	case t.Pool != nil || t.Rewrite != nil:
 		member, err = a.admitInPool(req)
 	case t.Cost != nil || t.SendBy != nil || ctx.Err() != nil || !l.tryOne(ctx, &a.admission):
 		err = l.admit(ctx, a.demand(req), &a.admission)
@@ -235,8 +242,8 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 // admitInPool waits for a member of the Pool, and returns its name.
 func (a *attempt) admitInPool(req *http.Request) (member string, err error) {
 	t, ctx := a.transport, req.Context()
-	if t.Rewrite == nil {
-		return "", errors.New("throttle: Transport has a Pool and no Rewrite: set Rewrite, which directs a request to a member")
+	if t.Pool == nil || t.Rewrite == nil {
+		return "", errors.New("throttle: Transport has only one of Pool and Rewrite: set Rewrite and Pool, or neither")
 	}
 	if t.StickyKey != nil {
 		if key := t.StickyKey(req); key != "" {
@@ -281,10 +288,12 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	a.transport.learnFrom(tr, err != nil)
 	switch {
 	case err != nil:
-		return resp, a.endFailed(req.Context(), err, tr)
+		return resp, credentials.Hide(a.target, a.endFailed(req.Context(), err, tr))
 	case resp == nil: // the Base breaks the contract; http.Client reports that
 		a.endUnanswered(req.Context(), false)
 		return nil, nil
+	case a.target != nil:
+		credentials.LeadBack(resp, sent, req)
 	case resp.Request == sent:
 		resp.Request = req
 	}

@@ -90,6 +90,48 @@ func ExampleStats() {
 	// 3 of 5 used in 5/s
 }
 
+func ExampleStats_WatchPool() {
+	east, err := throttle.New(throttle.Policy{Name: "gpt east", Tiers: []throttle.Tier{throttle.PerHour(2)}}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	west, err := throttle.New(throttle.Policy{Name: "gpt west", Tiers: []throttle.Tier{throttle.PerHour(9)}}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	pool, err := throttle.NewPool(throttle.Member{Name: "east", Limiter: east}, throttle.Member{Name: "west", Limiter: west, Rank: 1})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	stats := observe.NewStats()
+	pool.Name, pool.Observer = "models", stats.Observer()
+	if err := stats.WatchPool("models", pool); err != nil {
+		fmt.Println(err)
+		return
+	}
+	for range 3 {
+		if err := pool.Wait(context.Background()); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	snap := stats.Snapshot()
+	for _, m := range snap.Policies[0].Members {
+		fmt.Println(m.Member, "has admitted", m.Admitted["normal"])
+	}
+	for _, m := range snap.Pools[0].Members {
+		fmt.Println(m.Name, "has room for", m.Tiers[0].Remaining)
+	}
+	// Output:
+	// east has admitted 2
+	// west has admitted 1
+	// east has room for 0
+	// west has room for 8
+}
+
 func ExampleStats_Metrics() {
 	stats := observe.NewStats()
 	lim, err := throttle.New(throttle.Policy{

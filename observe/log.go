@@ -19,7 +19,7 @@ type LogOptions struct {
 
 // Log returns an Observer that writes refusals, pauses and failed calls of a shared store at
 // level Warn, and long waits at level Info.
-// It writes at most one line a second for each policy and level, and one for the provider's refusals,
+// It writes at most one line a second for each policy or Pool and level, and one for the provider's refusals,
 // with what a throttle.RefusalReport contains. A line after some that were left out
 // reports their number as "suppressed". A false Allow is not logged, and neither is a context that ends,
 // unless the request has waited for long. Policies beyond 200 share the name "other". If logger is nil,
@@ -51,7 +51,7 @@ type line struct {
 
 func (l *lines) admitted(ctx context.Context, i throttle.AdmittedInfo) {
 	if i.Waited >= l.wait {
-		l.waited(ctx, i.Policy, i.Class, admitted, i.Waited, i.By, i.Tier)
+		l.waited(ctx, i, admitted)
 	}
 }
 
@@ -64,7 +64,7 @@ func (l *lines) refused(ctx context.Context, i throttle.RefusedInfo) {
 		return
 	case r == canceled || r == deadline && !isRefusal: // the context has ended
 		if i.Waited >= l.wait {
-			l.waited(ctx, i.Policy, i.Class, r, i.Waited, "", "")
+			l.waited(ctx, throttle.AdmittedInfo{Policy: i.Policy, Class: i.Class, Waited: i.Waited}, r)
 		}
 		return
 	}
@@ -85,16 +85,24 @@ func (l *lines) refused(ctx context.Context, i throttle.RefusedInfo) {
 	l.write(ctx, slog.LevelWarn, "throttle: request refused", suppressed, attrs)
 }
 
-// waited logs a wait.
-func (l *lines) waited(ctx context.Context, policy string, class throttle.Class, r result, wait time.Duration, by, tier string) {
-	shown, suppressed, ok := l.turn(ctx, policy, slog.LevelInfo, 0)
+// waited logs a wait, which a request that was refused has as if it had been admitted.
+func (l *lines) waited(ctx context.Context, i throttle.AdmittedInfo, r result) {
+	policy, suppressed, ok := l.turn(ctx, i.Policy, slog.LevelInfo, 0)
 	if !ok {
 		return
 	}
-	attrs := append(make([]slog.Attr, 0, 8),
-		slog.String("policy", shown), slog.String("class", class.String()), slog.String("result", resultNames[r]),
-		slog.Duration("waited", wait))
-	l.write(ctx, slog.LevelInfo, "throttle: request waited", suppressed, append(attrs, decidedBy(policy, by, tier)...))
+	attrs := append(quotaAttrs(policy, i.Member),
+		slog.String("class", i.Class.String()), slog.String("result", resultNames[r]), slog.Duration("waited", i.Waited))
+	l.write(ctx, slog.LevelInfo, "throttle: request waited", suppressed, append(attrs, decidedBy(i.Policy, i.By, i.Tier)...))
+}
+
+// quotaAttrs returns the names of a policy or a Pool and of the member, if there is one.
+func quotaAttrs(policy, member string) []slog.Attr {
+	attrs := append(make([]slog.Attr, 0, 16), slog.String("policy", policy))
+	if member != "" {
+		attrs = append(attrs, slog.String("member", member))
+	}
+	return attrs
 }
 
 func (l *lines) paused(i throttle.PausedInfo) {
@@ -118,7 +126,7 @@ func (l *lines) answered(ctx context.Context, i throttle.AnsweredInfo) {
 	if !ok {
 		return
 	}
-	attrs := append(make([]slog.Attr, 0, 16), slog.String("policy", policy), slog.Int("status", i.Status))
+	attrs := append(quotaAttrs(policy, i.Member), slog.Int("status", i.Status))
 	if f := r.Fullest; f != nil {
 		attrs = append(attrs, decidedBy(i.Policy, f.Policy, f.Tier)...)
 		attrs = append(attrs, slog.Int64("used", f.Used), slog.Int64("limit", f.Limit))

@@ -8,7 +8,8 @@ import (
 )
 
 // Metrics returns a handler that serves the counts and the state of the watched limiters to
-// Prometheus, in its text format 0.0.4. A policy has at most some 3,500 series, and usually some 300.
+// Prometheus, in its text format 0.0.4. A policy has at most some 3,500 series, and usually some 300. Each
+// member of a Pool adds at most some 2,000, and usually some 100.
 func (s *Stats) Metrics() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var e exposition
@@ -23,26 +24,44 @@ type exposition struct{ bytes.Buffer }
 
 // snapshot writes the metrics of a snapshot.
 func (e *exposition) snapshot(snap Snapshot) {
-	e.policies(snap)
+	e.requests(snap)
+	e.inUse(snap)
+	e.pauses(snap)
 	e.calls(snap)
-	e.limiters(snap)
+	e.states(snap)
 }
 
-// policies writes what the policies have counted.
-func (e *exposition) policies(snap Snapshot) {
+// requests writes what the policies have admitted and refused, and how long the requests have waited.
+func (e *exposition) requests(snap Snapshot) {
 	e.family("throttle_requests_total", "counter", "Requests that were admitted or refused.")
 	for _, p := range snap.Policies {
 		for _, r := range p.Requests {
-			e.sample("throttle_requests_total", float64(r.Count), "policy", p.Policy, "class", r.Class, "result", r.Result)
+			if r.Result != resultNames[admitted] || p.Members == nil {
+				e.sample("throttle_requests_total", float64(r.Count), "policy", p.Policy, "class", r.Class, "result", r.Result)
+				continue
+			}
+			for _, m := range p.Members {
+				e.sample("throttle_requests_total", float64(m.Admitted[r.Class]), of(m.Member, "policy", p.Policy, "class", r.Class, "result", r.Result)...)
+			}
 		}
 	}
 	e.family("throttle_request_time_in_queue_seconds", "histogram", "How long requests that were queued have waited, and for which tier.")
 	for _, p := range snap.Policies {
 		for _, w := range p.Waits {
-			e.histogram("throttle_request_time_in_queue_seconds", snap.WaitBounds, w.Histogram,
-				"policy", p.Policy, "class", w.Class, "result", w.Result, "tier", w.Tier, "tier_policy", w.By)
+			if w.Result != resultNames[admitted] || p.Members == nil {
+				e.wait(snap, p.Policy, "", w)
+			}
+		}
+		for _, m := range p.Members {
+			for _, w := range m.Waits {
+				e.wait(snap, p.Policy, m.Member, w)
+			}
 		}
 	}
+}
+
+// inUse writes the requests that wait and those that were admitted, and how these have ended.
+func (e *exposition) inUse(snap Snapshot) {
 	e.family("throttle_queued_requests", "gauge", "Requests that wait in this process.")
 	for _, p := range snap.Policies {
 		for _, class := range []string{"normal", "interactive", "batch"} {
@@ -51,14 +70,22 @@ func (e *exposition) policies(snap Snapshot) {
 	}
 	e.family("throttle_active_requests", "gauge", "Requests that were admitted and have not ended.")
 	for _, p := range snap.Policies {
-		e.sample("throttle_active_requests", float64(p.Active), "policy", p.Policy)
+		for _, m := range membersOf(p) {
+			e.sample("throttle_active_requests", float64(m.Active), of(m.Member, "policy", p.Policy)...)
+		}
 	}
 	e.family("throttle_responses_total", "counter", "Ends of admitted requests.")
 	for _, p := range snap.Policies {
-		for _, kind := range kindNames {
-			e.sample("throttle_responses_total", float64(p.Responses[kind]), "policy", p.Policy, "kind", kind)
+		for _, m := range membersOf(p) {
+			for _, kind := range kindNames {
+				e.sample("throttle_responses_total", float64(m.Responses[kind]), of(m.Member, "policy", p.Policy, "kind", kind)...)
+			}
 		}
 	}
+}
+
+// pauses writes the pauses of the quotas and the errors of estimates.
+func (e *exposition) pauses(snap Snapshot) {
 	e.family("throttle_pauses_total", "counter", "Pauses and bans of the quota.")
 	for _, p := range snap.Policies {
 		for _, c := range p.Pauses {
@@ -77,6 +104,29 @@ func (e *exposition) policies(snap Snapshot) {
 			e.histogram("throttle_estimate_error", snap.EstimateBounds, c.Histogram, "policy", p.Policy, "unit", c.Unit)
 		}
 	}
+}
+
+// wait writes the histogram of some waits.
+func (e *exposition) wait(snap Snapshot, policy, member string, w WaitCount) {
+	e.histogram("throttle_request_time_in_queue_seconds", snap.WaitBounds, w.Histogram,
+		of(member, "policy", policy, "class", w.Class, "result", w.Result, "tier", w.Tier, "tier_policy", w.By)...)
+}
+
+// membersOf returns the counts of a policy by the members of the Pool, or as those of one member without a
+// name.
+func membersOf(p PolicySnapshot) []MemberCount {
+	if p.Members == nil {
+		return []MemberCount{{Active: p.Active, Responses: p.Responses}}
+	}
+	return p.Members
+}
+
+// of returns labels with that of a member, unless it is empty.
+func of(member string, labels ...string) []string {
+	if member != "" {
+		labels = append(labels, "member", member)
+	}
+	return labels
 }
 
 // calls writes the calls of shared stores.
@@ -103,8 +153,23 @@ func (e *exposition) calls(snap Snapshot) {
 	}
 }
 
-// limiters writes the state of the watched limiters.
-func (e *exposition) limiters(snap Snapshot) {
+// A watchedState is the state of a watched limiter, or of a member of a watched Pool.
+type watchedState struct {
+	policy, member string
+	LimiterSnapshot
+}
+
+// states writes the state of the watched limiters and of the members of the watched pools.
+func (e *exposition) states(snap Snapshot) {
+	var all []watchedState
+	for _, l := range snap.Limiters {
+		all = append(all, watchedState{l.Name, "", l})
+	}
+	for _, p := range snap.Pools {
+		for _, m := range p.Members {
+			all = append(all, watchedState{p.Name, m.Name, m.LimiterSnapshot})
+		}
+	}
 	for _, m := range []struct {
 		name, help string
 		value      func(TierSnapshot) float64
@@ -114,29 +179,29 @@ func (e *exposition) limiters(snap Snapshot) {
 		{"throttle_tier_utilization_ratio", "Usage divided by the limit.", func(t TierSnapshot) float64 { return float64(t.Used) / float64(max(1, t.Limit)) }},
 	} {
 		e.family(m.name, "gauge", m.help)
-		for _, l := range snap.Limiters {
+		for _, l := range all {
 			for _, t := range l.Tiers {
-				e.sample(m.name, m.value(t), "policy", l.Name, "tier", t.Tier, "unit", t.Unit, "tier_policy", t.Policy)
+				e.sample(m.name, m.value(t), of(l.member, "policy", l.policy, "tier", t.Tier, "unit", t.Unit, "tier_policy", t.Policy)...)
 			}
 		}
 	}
 	for _, m := range []struct {
 		name, help string
-		value      func(LimiterSnapshot) float64
+		value      func(watchedState) float64
 	}{
-		{"throttle_closed", "1 while the provider's ban is in force.", func(l LimiterSnapshot) float64 { return oneIf(l.Closed > 0) }},
-		{"throttle_guard_seconds", "The guard interval in force.", func(l LimiterSnapshot) float64 { return l.Guard }},
+		{"throttle_closed", "1 while the provider's ban is in force.", func(l watchedState) float64 { return oneIf(l.Closed > 0) }},
+		{"throttle_guard_seconds", "The guard interval in force.", func(l watchedState) float64 { return l.Guard }},
 	} {
 		e.family(m.name, "gauge", m.help)
-		for _, l := range snap.Limiters {
+		for _, l := range all {
 			if !l.Failed {
-				e.sample(m.name, m.value(l), "policy", l.Name)
+				e.sample(m.name, m.value(l), of(l.member, "policy", l.policy)...)
 			}
 		}
 	}
 	e.family("throttle_status_failed", "gauge", "1 if the state of the limiter was not known in time.")
-	for _, l := range snap.Limiters {
-		e.sample("throttle_status_failed", oneIf(l.Failed), "policy", l.Name)
+	for _, l := range all {
+		e.sample("throttle_status_failed", oneIf(l.Failed), of(l.member, "policy", l.policy)...)
 	}
 }
 

@@ -47,6 +47,30 @@ func (r *ring) since(now int64) (buckets []*bucket) {
 	return buckets
 }
 
+// A recent counts the requests of each of the last 300 seconds.
+type recent [ringSeconds]struct {
+	second int64
+	n      uint32
+}
+
+func (r *recent) add(second int64) {
+	b := &r[second%ringSeconds]
+	if b.second < second {
+		b.second, b.n = second, 0
+	}
+	b.n++
+}
+
+// since returns how many requests are not too old at a time.
+func (r *recent) since(now int64) (n uint64) {
+	for _, b := range r {
+		if b.second > now-ringSeconds {
+			n += uint64(b.n)
+		}
+	}
+	return n
+}
+
 // waited counts the wait of a request in the bucket and in a histogram.
 func (b *bucket) waited(h *histogram, wait time.Duration) {
 	seconds := max(0, wait).Seconds()
@@ -73,4 +97,13 @@ func (h *histogram) add(bounds []float64, value float64) {
 	h.counts[i]++
 	h.sum += value
 	h.max = max(h.max, value)
+}
+
+// merge adds the values of another histogram.
+func (h *histogram) merge(o *histogram) {
+	for i, n := range o.counts {
+		h.counts[i] += n
+	}
+	h.sum += o.sum
+	h.max = max(h.max, o.max)
 }

@@ -18,9 +18,10 @@ import (
 // A Snapshot is what Stats contains at one moment. Times are in seconds. It marshals to JSON.
 type Snapshot struct {
 	Time     time.Time         `json:"time"`
-	Second   int64             `json:"second"`   // Time as Second.At counts it
-	Policies []PolicySnapshot  `json:"policies"` // by name
-	Limiters []LimiterSnapshot `json:"limiters"` // by name
+	Second   int64             `json:"second"`          // Time as Second.At counts it
+	Policies []PolicySnapshot  `json:"policies"`        // by name
+	Limiters []LimiterSnapshot `json:"limiters"`        // by name
+	Pools    []PoolSnapshot    `json:"pools,omitempty"` // by name
 
 	// WaitBounds, CallBounds and EstimateBounds are the upper bounds of the buckets of histograms.
 	WaitBounds     []float64 `json:"wait_bounds"`
@@ -28,9 +29,13 @@ type Snapshot struct {
 	EstimateBounds []float64 `json:"estimate_bounds"`
 }
 
-// A PolicySnapshot has the counts of a policy in this process.
+// A PolicySnapshot has the counts of a policy or a Pool in this process.
 type PolicySnapshot struct {
 	Policy string `json:"policy"`
+
+	// Members are parts of Active, Requests, Waits and Responses by the member of the Pool, in the order
+	// of their names. It is nil for a policy. Requests that no Pool has admitted have an empty member.
+	Members []MemberCount `json:"members,omitempty"`
 
 	// Queued is how many requests wait, by class. Active is how many admitted requests have a Permit or
 	// a Transport, and have not ended.
@@ -56,6 +61,16 @@ type PolicySnapshot struct {
 
 	// Seconds are those of the last five minutes in which something happened, the oldest first.
 	Seconds []Second `json:"seconds"`
+}
+
+// A MemberCount has the counts of the requests that a member of a Pool has admitted.
+type MemberCount struct {
+	Member    string            `json:"member"`
+	Active    int64             `json:"active"`
+	Admitted  map[string]uint64 `json:"admitted"` // by class
+	Recent    uint64            `json:"recent"`   // admitted in the last five minutes
+	Waits     []WaitCount       `json:"waits"`
+	Responses map[string]uint64 `json:"responses"` // by kind
 }
 
 // A RequestCount is a number of requests. The result is "admitted", the reason of a refusal, "canceled",
@@ -144,6 +159,22 @@ type LimiterSnapshot struct {
 	Guard   float64        `json:"guard_seconds"`
 }
 
+// A PoolSnapshot is the Status of a watched Pool.
+type PoolSnapshot struct {
+	Name    string           `json:"name"`
+	Policy  string           `json:"policy"` // the Name of the Pool, which its counts have
+	Waiting int              `json:"waiting"`
+	Members []MemberSnapshot `json:"members"` // by rank
+}
+
+// A MemberSnapshot is the Status of a member of a Pool, under the Name of the member. A caller of the Pool may
+// be Waiting at several members at the same time.
+type MemberSnapshot struct {
+	LimiterSnapshot
+	Rank   int `json:"rank"`
+	Weight int `json:"weight"`
+}
+
 // A TierSnapshot is the state of a tier of a policy. If several tiers of the policy have the same text, the
 // later ones have a number behind it.
 type TierSnapshot struct {
@@ -171,8 +202,9 @@ func (s *Stats) Snapshot() Snapshot { return s.SnapshotContext(context.Backgroun
 
 // SnapshotContext is like Snapshot. If ctx ends first, the Status of limiters may be missing.
 func (s *Stats) SnapshotContext(ctx context.Context) Snapshot {
+	limiters, pools := s.states(ctx)
 	snap := Snapshot{
-		Time: time.Now(), Policies: []PolicySnapshot{}, Limiters: s.limiters(ctx),
+		Time: time.Now(), Policies: []PolicySnapshot{}, Limiters: limiters, Pools: pools,
 		WaitBounds: slices.Clone(waitBounds), CallBounds: slices.Clone(callBounds), EstimateBounds: slices.Clone(estimateBounds),
 	}
 	now, seen := s.now(), make(map[*policyStats]bool)
@@ -191,7 +223,7 @@ func (s *Stats) SnapshotContext(ctx context.Context) Snapshot {
 func (p *policyStats) snapshot(now int64) PolicySnapshot {
 	c, r := p.copy()
 	snap := PolicySnapshot{
-		Policy: p.name, Active: c.active, Queued: make(map[string]int64), Responses: named(kindNames[:], c.responses[:], true),
+		Policy: p.name, Queued: make(map[string]int64),
 		Requests: []RequestCount{}, Waits: []WaitCount{}, Pauses: []PauseCount{}, Estimates: []EstimateCount{},
 		Calls: []CallCount{}, Decided: c.decided, Seconds: []Second{},
 	}
@@ -203,18 +235,14 @@ func (p *policyStats) snapshot(now int64) PolicySnapshot {
 				snap.Requests = append(snap.Requests, RequestCount{name, resultNames[r], n})
 			}
 		}
-		for i, h := range c.admittedWaits[class] {
-			if h != nil {
-				t := nameAt(c.tiers, i, p.otherTier())
-				snap.Waits = append(snap.Waits, WaitCount{name, resultNames[admitted], t.policy, t.tier, h.export(waitBounds)})
-			}
-		}
+		snap.Waits = append(snap.Waits, p.waits(class, c.members...)...)
 		for r, h := range c.refusedWaits[class] {
 			if h != nil {
 				snap.Waits = append(snap.Waits, WaitCount{name, resultNames[r], "", "", h.export(waitBounds)})
 			}
 		}
 	}
+	p.addMembers(&snap, c.members, now)
 	for i, pause := range c.pauses {
 		snap.Pauses = append(snap.Pauses, PauseCount{causeNames[i], pause.n, pause.closed, pause.seconds})
 	}
@@ -237,6 +265,57 @@ func (p *policyStats) snapshot(now int64) PolicySnapshot {
 	return snap
 }
 
+// waits returns the waits of admitted requests of a class, by what decided them.
+func (p *policyStats) waits(class int, members ...*memberCounts) (waits []WaitCount) {
+	var names []tierName
+	sums := make(map[tierName]*histogram)
+	for _, m := range members {
+		for i, h := range m.waits[class] {
+			if h == nil {
+				continue
+			}
+			name := nameAt(m.tiers, i, p.otherTier())
+			if sums[name] == nil {
+				names, sums[name] = append(names, name), new(histogram)
+			}
+			sums[name].merge(h)
+		}
+	}
+	for _, name := range names {
+		waits = append(waits, WaitCount{throttle.Class(class).String(), resultNames[admitted], name.policy, name.tier, sums[name].export(waitBounds)})
+	}
+	return waits
+}
+
+// addMembers adds the counts of members to those of the policy, and as its Members if it is a Pool.
+func (p *policyStats) addMembers(snap *PolicySnapshot, members []*memberCounts, now int64) {
+	var responses [kinds]uint64
+	isPool := false
+	for _, m := range members {
+		snap.Active += m.active
+		for kind, n := range m.responses {
+			responses[kind] += n
+		}
+		isPool = isPool || m.name != ""
+	}
+	snap.Responses = named(kindNames[:], responses[:], true)
+	if !isPool {
+		return
+	}
+	for _, m := range members {
+		c := MemberCount{Member: m.name, Active: m.active, Admitted: make(map[string]uint64), Waits: []WaitCount{}, Responses: named(kindNames[:], m.responses[:], true)}
+		if m.recent != nil {
+			c.Recent = m.recent.since(now)
+		}
+		for class := range classes {
+			c.Admitted[throttle.Class(class).String()] = m.admitted[class]
+			c.Waits = append(c.Waits, p.waits(class, m)...)
+		}
+		snap.Members = append(snap.Members, c)
+	}
+	slices.SortFunc(snap.Members, func(a, b MemberCount) int { return cmp.Compare(a.Member, b.Member) })
+}
+
 // copy returns copies of the counts and of the ring.
 func (p *policyStats) copy() (*counts, *ring) {
 	r := new(ring)
@@ -244,9 +323,18 @@ func (p *policyStats) copy() (*counts, *ring) {
 	defer p.mu.Unlock()
 	*r = p.ring
 	c := p.counts
+	c.members = slices.Clone(c.members)
+	cloneAll(c.members)
 	for class := range classes {
-		cloneAll(c.admittedWaits[class][:])
+		for _, m := range c.members {
+			cloneAll(m.waits[class][:])
+		}
 		cloneAll(c.refusedWaits[class][:])
+	}
+	for _, m := range c.members {
+		recent := []*recent{m.recent}
+		cloneAll(recent)
+		m.recent = recent[0]
 	}
 	cloneAll(c.callTime[:])
 	cloneAll(c.estimates[:])
@@ -291,27 +379,42 @@ func (h *histogram) export(bounds []float64) Histogram {
 	return e
 }
 
-// limiters returns the state of the watched limiters. It reads eight at a time.
-func (s *Stats) limiters(ctx context.Context) []LimiterSnapshot {
+// states returns the state of the watched limiters and pools. It reads eight at a time.
+func (s *Stats) states(ctx context.Context) (limiters []LimiterSnapshot, pools []PoolSnapshot) {
 	s.mu.Lock()
-	watched := maps.Clone(s.watched)
+	all := maps.Clone(s.watched)
 	s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(s.Timeout, time.Second))
 	defer cancel()
-	names := slices.Sorted(maps.Keys(watched))
-	snaps := make([]LimiterSnapshot, len(names))
+	names := slices.Sorted(maps.Keys(all))
+	limiters, pools = make([]LimiterSnapshot, len(names)), make([]PoolSnapshot, len(names))
 	var wg sync.WaitGroup
 	turns := make(chan struct{}, 8)
 	for i, name := range names {
 		turns <- struct{}{}
 		wg.Go(func() {
-			status, err := watched[name].Status(ctx)
-			snaps[i] = limiterSnapshot(name, status, err)
+			if w := all[name]; w.pool != nil {
+				pools[i] = poolSnapshot(ctx, name, w.pool)
+			} else {
+				status, err := w.limiter.Status(ctx)
+				limiters[i] = limiterSnapshot(name, status, err)
+			}
 			<-turns
 		})
 	}
 	wg.Wait()
-	return snaps
+	limiters = slices.DeleteFunc(limiters, func(l LimiterSnapshot) bool { return l.Tiers == nil })
+	pools = slices.DeleteFunc(pools, func(p PoolSnapshot) bool { return p.Members == nil })
+	return limiters, pools
+}
+
+func poolSnapshot(ctx context.Context, name string, p *throttle.Pool) PoolSnapshot {
+	waiting, members := p.Status(ctx)
+	snap := PoolSnapshot{Name: name, Policy: valid(cmp.Or(p.Name, "pool")), Waiting: waiting, Members: []MemberSnapshot{}}
+	for _, m := range members {
+		snap.Members = append(snap.Members, MemberSnapshot{limiterSnapshot(valid(m.Member.Name), m.Status, m.Err), m.Member.Rank, m.Member.Weight})
+	}
+	return snap
 }
 
 func limiterSnapshot(name string, status throttle.Status, err error) LimiterSnapshot {

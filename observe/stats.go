@@ -25,13 +25,16 @@ import (
 
 const (
 	maxPolicies = 200
-	maxTiers    = 32 // and units
+	maxTiers    = 32  // and units
+	maxMembers  = 200 // of a Pool, which has at most 64 at a time
 	otherName   = "_OTHER"
 )
 
-// Stats counts the events of policies. It counts 200 policies apart, and 32 tiers and 32 units of each
-// policy; the rest counts as "_OTHER". A policy takes about 90 KB. An event allocates nothing, except the
-// first of its kind. Stats is safe for concurrent use. NewStats makes one.
+// Stats counts the events of policies. A Pool counts as a policy of its name, and what its members admit
+// is counted by member, too. Stats counts 200 policies apart, 32 units and 200 members of each, and 32 tiers
+// of each policy or member; the rest counts as "_OTHER". A policy takes about 90 KB, and a member about 10 KB.
+// An event allocates nothing, except the first of its kind. Stats is safe for concurrent use. NewStats
+// makes one.
 type Stats struct {
 	// Timeout is how long a snapshot waits for the watched limiters. If zero, 1 s.
 	Timeout time.Duration
@@ -40,17 +43,23 @@ type Stats struct {
 	policies atomic.Pointer[map[string]*policyStats] // replaced to add a policy
 
 	mu      sync.Mutex // guards watched, and the replacement of policies
-	watched map[string]*throttle.Limiter
+	watched map[string]watched
+}
+
+// A watched is what is part of each snapshot: one of both.
+type watched struct {
+	limiter *throttle.Limiter
+	pool    *throttle.Pool
 }
 
 // NewStats returns Stats without counts.
 func NewStats() *Stats {
-	s := &Stats{start: time.Now(), watched: make(map[string]*throttle.Limiter)}
+	s := &Stats{start: time.Now(), watched: make(map[string]watched)}
 	s.policies.Store(&map[string]*policyStats{})
 	return s
 }
 
-// Observer returns an Observer that counts events. It may be the Observer of several policies.
+// Observer returns an Observer that counts events. It may be the Observer of several policies and Pools.
 func (s *Stats) Observer() *throttle.Observer {
 	return &throttle.Observer{
 		Queued: s.queued, Admitted: s.admitted, Refused: s.refused,
@@ -59,19 +68,29 @@ func (s *Stats) Observer() *throttle.Observer {
 }
 
 // Watch adds a limiter whose Status is part of each snapshot from now on. The name stands for it in
-// snapshots and metrics, and is usually the name of its policy. A limiter of the same name is replaced,
-// and removed if l is nil. Watch returns an error if 200 others are watched.
+// snapshots and metrics, and is usually the name of its policy. A limiter or Pool of the same name is
+// replaced, and removed if l is nil. Watch returns an error if 200 others are watched.
 func (s *Stats) Watch(name string, l *throttle.Limiter) error {
+	return s.watch("limiter", name, watched{limiter: l})
+}
+
+// WatchPool is like Watch for a Pool, with the Status of each member. The name is usually that of the Pool.
+func (s *Stats) WatchPool(name string, p *throttle.Pool) error {
+	return s.watch("pool", name, watched{pool: p})
+}
+
+func (s *Stats) watch(what, name string, w watched) error {
 	name = valid(name)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, known := s.watched[name]; !known && l != nil && len(s.watched) >= maxPolicies {
-		return fmt.Errorf("observe: limiter %q is not watched: %d others are", name, maxPolicies)
-	}
-	s.watched[name] = l
-	if l == nil {
+	if w == (watched{}) {
 		delete(s.watched, name)
+		return nil
 	}
+	if _, known := s.watched[name]; !known && len(s.watched) >= maxPolicies {
+		return fmt.Errorf("observe: %s %q is not watched: %d others are", what, name, maxPolicies)
+	}
+	s.watched[name] = w
 	return nil
 }
 
@@ -226,15 +245,12 @@ type policyStats struct {
 
 // counts are the counts of a policy since the beginning.
 type counts struct {
-	queued    [classes]int64
-	active    int64
-	requests  [classes][results]uint64
-	responses [kinds]uint64
-	pauses    [len(causeNames)]pauseCount
+	queued   [classes]int64
+	requests [classes][results]uint64
+	pauses   [len(causeNames)]pauseCount
 
-	tiers         []tierName // that have decided waits
-	admittedWaits [classes][maxTiers + 1]*histogram
-	refusedWaits  [classes][results]*histogram
+	members      []*memberCounts // what they admit; requests without a Pool have the member ""
+	refusedWaits [classes][results]*histogram
 
 	calls    [outcomes]uint64     // of the shared store
 	callTime [outcomes]*histogram // of calls that were made
@@ -242,6 +258,37 @@ type counts struct {
 
 	units     []string // that were settled
 	estimates [maxTiers + 1]*estimateCount
+}
+
+// memberCounts are the counts of what is known by the member of a Pool.
+type memberCounts struct {
+	name      string
+	active    int64
+	admitted  [classes]uint64
+	responses [kinds]uint64
+	recent    *recent // admissions; nil without a name
+
+	tiers []tierName // that have decided waits
+	waits [classes][maxTiers + 1]*histogram
+}
+
+// member returns the counts of a member, or those of all others.
+func (c *counts) member(name string) *memberCounts {
+	name = valid(name)
+	for _, m := range c.members {
+		if m.name == name {
+			return m
+		}
+	}
+	if len(c.members) >= maxMembers && name != "" && name != otherName {
+		return c.member(otherName)
+	}
+	m := &memberCounts{name: name}
+	if name != "" {
+		m.recent = new(recent)
+	}
+	c.members = append(c.members, m)
+	return m
 }
 
 type pauseCount struct {
@@ -294,13 +341,18 @@ func (s *Stats) admitted(_ context.Context, i throttle.AdmittedInfo) {
 	p, now, class := s.policy(i.Policy), s.now(), classIndex(i.Class)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	m := p.member(i.Member)
+	m.admitted[class]++
+	if m.recent != nil {
+		m.recent.add(now)
+	}
 	if i.Held {
-		p.active++
+		m.active++
 	}
 	b := p.ended(now, class, admitted, i.Queued)
 	if i.Queued {
-		tier := index(&p.tiers, tierName{valid(i.By), valid(i.Tier)}, p.otherTier())
-		b.waited(made(&p.admittedWaits[class][tier]), i.Waited)
+		tier := index(&m.tiers, tierName{valid(i.By), valid(i.Tier)}, p.otherTier())
+		b.waited(made(&m.waits[class][tier]), i.Waited)
 	}
 }
 
@@ -328,12 +380,13 @@ func (p *policyStats) ended(now int64, class int, r result, queued bool) *bucket
 func (s *Stats) answered(_ context.Context, i throttle.AnsweredInfo) {
 	p, now, kind := s.policy(i.Policy), s.now(), kindOf(i)
 	p.mu.Lock()
-	p.responses[kind]++
-	if p.active > 0 {
-		p.active--
+	defer p.mu.Unlock()
+	m := p.member(i.Member)
+	m.responses[kind]++
+	if m.active > 0 {
+		m.active--
 	}
 	p.ring.at(now).responses[kind]++
-	p.mu.Unlock()
 }
 
 func (s *Stats) settled(i throttle.SettledInfo) {

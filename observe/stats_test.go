@@ -456,6 +456,10 @@ func TestNoAllocations(t *testing.T) {
 			o.Queued(t.Context(), throttle.QueuedInfo{Policy: "api"})
 			o.Admitted(t.Context(), throttle.AdmittedInfo{Policy: "api", Queued: true, Waited: time.Second, By: "api", Tier: "5/s", Held: true})
 		},
+		"admitted by a member": func() {
+			o.Admitted(t.Context(), throttle.AdmittedInfo{Policy: "models", Member: "east", Queued: true, Waited: time.Second, By: "gpt", Tier: "5/s", Held: true})
+			o.Answered(t.Context(), throttle.AnsweredInfo{Policy: "models", Member: "east"})
+		},
 		"refused":  func() { o.Refused(t.Context(), throttle.RefusedInfo{Policy: "api", Err: refusal, Queued: true}) },
 		"answered": func() { o.Answered(t.Context(), throttle.AnsweredInfo{Policy: "api"}) },
 		"settled":  func() { o.Settled(throttle.SettledInfo{Policy: "api", Unit: "tokens", Estimated: 2, Actual: 3}) },
@@ -480,8 +484,9 @@ func TestRace(t *testing.T) {
 			for i := range events {
 				name := fmt.Sprintf("policy %d", i%3)
 				o.Queued(t.Context(), throttle.QueuedInfo{Policy: name})
-				o.Admitted(t.Context(), throttle.AdmittedInfo{Policy: name, Queued: true, By: name, Tier: fmt.Sprint(i % 40), Held: true})
-				o.Answered(t.Context(), throttle.AnsweredInfo{Policy: name})
+				member := []string{"", "east", "west"}[i%3]
+				o.Admitted(t.Context(), throttle.AdmittedInfo{Policy: name, Member: member, Queued: true, By: name, Tier: fmt.Sprint(i % 40), Held: true})
+				o.Answered(t.Context(), throttle.AnsweredInfo{Policy: name, Member: member})
 				o.Settled(throttle.SettledInfo{Policy: name, Unit: fmt.Sprint(i % 40)})
 				o.Called(throttle.CalledInfo{Policy: name, Duration: time.Millisecond})
 				if i%500 == g {
@@ -651,7 +656,7 @@ func TestShadowMode(t *testing.T) {
 		synctest.Wait()
 		const policy = "api (shadow)"
 		s := *stats.policy(policy)
-		if len(*stats.policies.Load()) != 1 || s.active != 0 || s.counts.queued[0] != 0 || s.requests[0][admitted] != 3 || s.requests[0][deadline] != 1 || s.responses[0] != 3 {
+		if len(*stats.policies.Load()) != 1 || len(s.members) != 1 || s.members[0].active != 0 || s.counts.queued[0] != 0 || s.requests[0][admitted] != 3 || s.requests[0][deadline] != 1 || s.members[0].responses[0] != 3 {
 			t.Errorf("%+v, want 3 admitted, 1 late, 3 responses and nothing else", s.counts)
 		}
 		for _, want := range []string{

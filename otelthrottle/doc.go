@@ -5,7 +5,7 @@
 //	lim, err := throttle.New(policy, nil)
 //	stop, err := otelthrottle.Watch(otelthrottle.Options{}, lim)
 //
-// One Observer serves all policies of a program, a [throttle.Group] and nested limits too.
+// One Observer serves all policies of a program, a [throttle.Group], nested limits and a [throttle.Pool] too.
 //
 // # Metrics
 //
@@ -24,13 +24,17 @@
 //     a shared store
 //   - throttle.store.decisions, by policy: how many requests these calls decided
 //
+// What a member of a Pool has admitted is also by member: requests with the result "admitted", the time that they
+// were in the queue, active requests and responses. The policy is then the name of the Pool.
+//
 // [Watch] reads the state of limiters at each collection:
 //
 //   - throttle.tier.usage, throttle.tier.limit and throttle.tier.utilization, by policy, tier and unit
 //   - throttle.closed and throttle.guard.time, by policy
 //
-// The attributes are throttle.policy, throttle.class, throttle.result, throttle.tier, throttle.unit,
-// throttle.kind, throttle.cause and throttle.outcome. The policy is that of the innermost limit. The tier is the one that
+// The attributes are throttle.policy, throttle.member, throttle.class, throttle.result, throttle.tier,
+// throttle.unit, throttle.kind, throttle.cause and throttle.outcome. The policy is that of the innermost
+// limit. The tier is the one that
 // decided how long the request waited, in this limit or an outer one, as ParsePolicy reads it; it is
 // missing if none did, such as after a pause. A result is "admitted", the reason of a refusal ("deadline",
 // "exceeds_capacity", "exhausted", "queue_full", "banned", "unavailable", "needs_permit", "closed",
@@ -40,7 +44,7 @@
 // the store is away.
 //
 // No attribute contains a key of a Group, a host, a URL or the text of an error. Beyond 200 policies,
-// and 1,000 tiers and units, the attribute is "_OTHER". So the number of series follows from the
+// 200 members of a Pool, and 1,000 tiers and units, the attribute is "_OTHER". So the number of series follows from the
 // configuration of the program, not from its traffic.
 //
 // # Spans

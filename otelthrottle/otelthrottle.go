@@ -60,7 +60,7 @@ type observer struct {
 }
 
 // New returns an Observer, for Policy.Observer, that counts events in instruments and makes spans of
-// waits. It may be the Observer of any number of policies. Policies of the same name add up to one
+// waits. It may be the Observer of any number of policies and Pools. Policies of the same name add up to one
 // series. New returns an error if the MeterProvider cannot make an instrument.
 func New(o Options) (*throttle.Observer, error) {
 	w := &observer{tracer: o.tracer(), minWait: cmp.Or(o.MinWait, time.Millisecond)}
@@ -104,45 +104,47 @@ func (w *observer) queue(ctx context.Context, i throttle.QueuedInfo) {
 
 func (w *observer) admit(ctx context.Context, i throttle.AdmittedInfo) {
 	class := i.Class.String()
-	w.requests.Add(ctx, 1, w.series.of(i.Policy, labels{class: class, result: admitted}).add...)
+	w.requests.Add(ctx, 1, w.series.of(i.Policy, labels{class: class, result: admitted, member: i.Member}).add...)
 	if i.Queued {
-		w.leave(ctx, i.Policy, class, admitted, i.Tier, i.Waited)
+		w.leave(ctx, i.Policy, labels{class: class, result: admitted, member: i.Member, value: i.Tier}, i.Waited)
 	}
 	if i.Held {
-		w.active.Add(ctx, 1, w.series.of(i.Policy, labels{}).add...)
+		w.active.Add(ctx, 1, w.series.of(i.Policy, labels{member: i.Member}).add...)
 	}
 }
 
 func (w *observer) refuse(ctx context.Context, i throttle.RefusedInfo) {
-	class, result, tier := i.Class.String(), i.Outcome(), ""
-	w.requests.Add(ctx, 1, w.series.of(i.Policy, labels{class: class, result: result}).add...)
+	l := labels{class: i.Class.String(), result: i.Outcome()}
+	w.requests.Add(ctx, 1, w.series.of(i.Policy, l).add...)
 	if i.Queued {
 		if e, ok := i.Err.(*throttle.WaitError); ok {
-			tier = e.Tier
+			l.value = e.Tier
 		}
-		w.leave(ctx, i.Policy, class, result, tier, i.Waited)
+		w.leave(ctx, i.Policy, l, i.Waited)
 	}
 }
 
-// leave reports that a request has left its queue. It makes the span of the wait.
-func (w *observer) leave(ctx context.Context, policy, class, result, tier string, waited time.Duration) {
-	s := w.series.of(policy, labels{class: class, result: result, key: tierKey, value: tier})
-	w.queued.Add(ctx, -1, w.series.of(policy, labels{class: class}).add...)
+// leave reports that a request has left its queue, with the tier as the value of the labels. It makes the
+// span of the wait.
+func (w *observer) leave(ctx context.Context, policy string, l labels, waited time.Duration) {
+	l.key = tierKey
+	s := w.series.of(policy, l)
+	w.queued.Add(ctx, -1, w.series.of(policy, labels{class: l.class}).add...)
 	w.timeInQueue.Record(ctx, waited.Seconds(), s.record...)
 	if waited < w.minWait {
 		return
 	}
 	now := time.Now()
 	_, span := w.tracer.Start(ctx, "throttle wait", trace.WithTimestamp(now.Add(-waited)), trace.WithAttributes(s.attributes...))
-	if result != admitted {
-		span.SetStatus(codes.Error, result)
+	if l.result != admitted {
+		span.SetStatus(codes.Error, l.result)
 	}
 	span.End(trace.WithTimestamp(now))
 }
 
 func (w *observer) answer(ctx context.Context, i throttle.AnsweredInfo) {
-	w.responses.Add(ctx, 1, w.series.of(i.Policy, labels{key: kindKey, value: kindOf(i)}).add...)
-	w.active.Add(ctx, -1, w.series.of(i.Policy, labels{}).add...)
+	w.responses.Add(ctx, 1, w.series.of(i.Policy, labels{member: i.Member, key: kindKey, value: kindOf(i)}).add...)
+	w.active.Add(ctx, -1, w.series.of(i.Policy, labels{member: i.Member}).add...)
 }
 
 // settle compares an actual cost with the estimate. An estimate of zero counts as one.

@@ -241,6 +241,8 @@ func TestScenario(t *testing.T) {
 		_ = get(t, ctx, tr)
 		_ = mail.Pause(ctx, 2*time.Hour)
 
+		m.observer.Admitted(ctx, throttle.AdmittedInfo{Policy: "models", Member: "east", Held: true})
+		m.observer.Answered(ctx, throttle.AnsweredInfo{Policy: "models", Member: "east"})
 		m.observer.Called(throttle.CalledInfo{Policy: "mail", Duration: time.Millisecond, Requests: 3})
 		m.observer.Called(throttle.CalledInfo{Policy: "mail", Duration: 2 * time.Millisecond})
 		for _, err := range []error{throttle.ErrUnavailable, fmt.Errorf("%w: %w", throttle.ErrUnavailable, context.DeadlineExceeded), errors.New("key-1")} {

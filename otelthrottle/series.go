@@ -20,12 +20,15 @@ const (
 	causeKey  = attribute.Key("throttle.cause")
 
 	outcomeKey = attribute.Key("throttle.outcome")
+	memberKey  = attribute.Key("throttle.member")
 )
 
-// How many names of policies, and of tiers and units, have series of their own. The rest are otherName.
+// How many names of policies, of tiers and units, and of the members of a Pool have series of their own. The
+// rest are otherName.
 const (
 	maxPolicies = 200
 	maxTiers    = 1000
+	maxMembers  = 200 // a Pool has at most 64 at a time
 	otherName   = "_OTHER"
 )
 
@@ -50,9 +53,10 @@ func (n names) bounded(name string) string {
 
 // labels are the attributes of a measurement besides the policy. An empty one is left out.
 type labels struct {
-	class, result string
-	key           attribute.Key // of the value
-	value         string
+	class, result, member string
+
+	key   attribute.Key // of the value
+	value string
 }
 
 // A series is what a measurement with the same attributes is made with.
@@ -65,7 +69,7 @@ type series struct {
 func newSeries(policy string, l labels) *series {
 	s := new(series)
 	for _, a := range []attribute.KeyValue{
-		policyKey.String(policy), classKey.String(l.class), resultKey.String(l.result), l.key.String(l.value),
+		policyKey.String(policy), memberKey.String(l.member), classKey.String(l.class), resultKey.String(l.result), l.key.String(l.value),
 	} {
 		if a.Key == policyKey || a.Value.AsString() != "" {
 			s.attributes = append(s.attributes, a)
@@ -88,6 +92,7 @@ type seriesTable struct {
 // A policySeries has the series of a policy.
 type policySeries struct {
 	policy string // "_OTHER" for those beyond maxPolicies
+	member names  // guarded by seriesTable.mu
 	series atomic.Pointer[map[labels]*series]
 }
 
@@ -114,12 +119,15 @@ func (t *seriesTable) make(policy string, l labels) *series {
 	policy = t.policy.bounded(policy)
 	p := (*t.policies.Load())[policy]
 	if p == nil {
-		p = &policySeries{policy: policy}
+		p = &policySeries{policy: policy, member: newNames(maxMembers)}
 		p.series.Store(new(map[labels]*series))
 		t.policies.Store(with(t.policies.Load(), policy, p))
 	}
 	if l.value != "" && (l.key == tierKey || l.key == unitKey) {
 		l.value = t.tierUnit.bounded(l.value)
+	}
+	if l.member != "" {
+		l.member = p.member.bounded(l.member)
 	}
 	s := (*p.series.Load())[l]
 	if s == nil {

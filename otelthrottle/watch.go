@@ -30,7 +30,8 @@ type watch struct {
 // Limiters may have tiers of the same policy and text: because they share a quota, as all limiters inside
 // one account do, or because they are keys of a Group. Such tiers are reported once, as the one that is
 // used most. Likewise throttle.closed is 1 if any limiter of the policy is closed, and throttle.guard.time
-// is the longest. So watch all limiters of a policy in one call. A limiter whose Status has an error is
+// is the longest. So watch all limiters of a policy in one call, and give the policies of a Pool's members names
+// of their own. A limiter whose Status has an error is
 // left out, as far as its state is not known, and the collection reports the error.
 func Watch(o Options, limiters ...*throttle.Limiter) (stop func() error, err error) {
 	if i := slices.Index(limiters, nil); i >= 0 {

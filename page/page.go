@@ -8,7 +8,8 @@
 //
 // The page shows for each policy how much of each tier is used, who waits, what was admitted and
 // refused in the last five minutes, pauses and bans, when a budget will be spent, and which tier
-// decided how long requests waited. It changes nothing, and has no third-party code.
+// decided how long requests waited. A throttle.Pool, which Stats.WatchPool watches, is shown with its members:
+// their tiers, pauses, and shares of the admissions. It changes nothing, and has no third-party code.
 //
 // # Paths
 //
@@ -89,7 +90,7 @@ type Options struct {
 //go:embed assets
 var assets embed.FS
 
-var pageTemplate = template.Must(template.New("page.html").Funcs(template.FuncMap{"short": short, "sorted": byCondition}).ParseFS(assets, "assets/page.html"))
+var pageTemplate = template.Must(template.New("page.html").Funcs(template.FuncMap{"short": short, "sorted": byCondition, "percent": percent}).ParseFS(assets, "assets/page.html"))
 
 // short returns the beginning of a long name.
 func short(name string) string {
@@ -98,6 +99,9 @@ func short(name string) string {
 	}
 	return name
 }
+
+// percent returns a part of one in percent.
+func percent(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) }
 
 // contentSecurityPolicy allows what the page loads from its own address, and nothing else.
 const contentSecurityPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; " +

@@ -26,7 +26,7 @@ type State struct {
 
 // A Health is whether requests can be sent, and the body of health.
 type Health struct {
-	// OK reports that there is no problem. Watched is how many limiters were asked.
+	// OK reports that there is no problem. Watched is how many limiters and pools were asked.
 	OK      bool `json:"ok"`
 	Watched int  `json:"watched"`
 
@@ -36,13 +36,15 @@ type Health struct {
 	Problems []Problem `json:"problems"`
 }
 
-// A Problem is why a watched limiter admits nothing. A pause and a spent budget are none.
+// A Problem is why a watched limiter or Pool admits nothing. A pause and a spent budget are none.
 type Problem struct {
-	// Policy is the name of the limiter. It is empty for the store itself; see Options.Check.
+	// Policy is the name of the limiter or the Pool. It is empty for the store itself; see
+	// Options.Check.
 	Policy string `json:"policy"`
 
 	// Problem is "banned", or why the state of the limiter is not known, as observe.LimiterSnapshot
-	// has it: "unavailable" if the store did not answer in time, for instance.
+	// has it: "unavailable" if the store did not answer in time, for instance. It is "no_members" for a
+	// Pool without any. A problem of some members is none of the Pool.
 	Problem string `json:"problem"`
 
 	// Seconds is the time until the ban ends.
@@ -50,7 +52,8 @@ type Problem struct {
 }
 
 // A Policy is the state of a policy, of a limiter watched by Stats.Watch, or of both. The counts of a
-// policy are shown with the limiter of its name, or with the only watched limiter that has it.
+// policy are shown with the limiter of its name, or with the only watched limiter that has it. A Pool, which
+// Stats.WatchPool watches, is shown as a policy of its name, too.
 type Policy struct {
 	Name string `json:"name"`
 
@@ -67,9 +70,13 @@ type Policy struct {
 
 	Tiers []Tier `json:"tiers"`
 
+	// Members are the members of a Pool by rank, and nil for others. The times until a pause and a ban end
+	// are then those of the member whose pause ends first, if all are paused.
+	Members []Member `json:"members,omitempty"`
+
 	// Counted reports that the policy has had requests and that Stats is its Observer. Queued is how many
 	// requests wait, by class. Active is how many admitted requests have a Permit or a Transport,
-	// and have not ended. Waiting is what the limiter itself reports.
+	// and have not ended. Waiting is what the limiter or the Pool itself reports.
 	Counted bool             `json:"counted"`
 	Queued  map[string]int64 `json:"queued,omitempty"`
 	Active  int64            `json:"active"`
@@ -90,6 +97,27 @@ type Policy struct {
 	Decided []Decided `json:"decided"`
 
 	History History `json:"history"`
+}
+
+// A Member is the state of a member of a Pool.
+type Member struct {
+	Name   string `json:"name"`
+	Policy string `json:"policy"` // the name of its policy
+	Rank   int    `json:"rank"`
+	Weight int    `json:"weight"` // 0 if the Pool is not watched
+
+	Condition Condition `json:"condition"` // what callers of the member alone meet
+	Failure   string    `json:"failure,omitempty"`
+	Tiers     []Tier    `json:"tiers"`
+
+	Paused float64 `json:"paused_seconds"`
+	Closed float64 `json:"closed_seconds"`
+	Guard  float64 `json:"guard_seconds"`
+
+	// Admitted is how many requests it has admitted in the last five minutes. Share is which part that is of
+	// all that the Pool has admitted.
+	Admitted uint64  `json:"admitted"`
+	Share    float64 `json:"share"`
 }
 
 // A Condition is what callers of a policy meet.
@@ -113,33 +141,53 @@ var conditions = []Condition{Unknown, Banned, Spent, Paused, Refusing, Limited, 
 
 // condition returns the worst of what holds.
 func (p *Policy) condition() Condition {
-	spent := func(t Tier) bool { return t.Budget && t.Remaining <= 0 }
-	full := func(t Tier) bool { return t.RetryAfter < 0 || t.RetryAfter >= 1 }
-	recent := p.History.last(60)
+	own, recent := conditionOf(p.Failure, p.Closed, p.Paused, p.Tiers), p.History.last(60)
+	if p.Watched && len(p.Members) > 0 {
+		own = bestOf(p.Members)
+	}
 	switch {
-	case p.Failure != "":
-		return Unknown
-	case p.Closed > 0:
-		return Banned
-	case slices.ContainsFunc(p.Tiers, spent):
-		return Spent
-	case p.Paused > 0:
-		return Paused
+	case own != Full && own != Open:
+		return own
 	case happened(recent.Refused):
 		return Refusing
 	case happened(recent.Limited):
 		return Limited
 	case !p.Watched:
 		return Unwatched
-	case slices.ContainsFunc(p.Tiers, full):
+	}
+	return own
+}
+
+// conditionOf returns the condition of a quota, whatever its callers have met.
+func conditionOf(failure string, closed, paused float64, tiers []Tier) Condition {
+	spent := func(t Tier) bool { return t.Budget && t.Remaining <= 0 }
+	full := func(t Tier) bool { return t.RetryAfter < 0 || t.RetryAfter >= 1 }
+	switch {
+	case failure != "":
+		return Unknown
+	case closed > 0:
+		return Banned
+	case slices.ContainsFunc(tiers, spent):
+		return Spent
+	case paused > 0:
+		return Paused
+	case slices.ContainsFunc(tiers, full):
 		return Full
 	}
 	return Open
 }
 
+// bestOf returns the best condition of members, which callers of their Pool meet.
+func bestOf(members []Member) Condition {
+	return slices.MaxFunc(members, func(a, b Member) int { return cmp.Compare(a.Condition.place(), b.Condition.place()) }).Condition
+}
+
+// place returns the index of the condition among all.
+func (c Condition) place() int { return slices.Index(conditions, c) }
+
 // byCondition returns policies with the worst ones first. What changes by the second changes no place.
 func byCondition(policies []Policy) []Policy {
-	place := func(p Policy) int { return min(slices.Index(conditions, p.Condition), slices.Index(conditions, Full)) }
+	place := func(p Policy) int { return min(p.Condition.place(), Full.place()) }
 	return slices.SortedStableFunc(slices.Values(policies), func(a, b Policy) int { return cmp.Compare(place(a), place(b)) })
 }
 
@@ -268,22 +316,30 @@ func (s *source) renew() (made *State) {
 func (s *source) read(snap observe.Snapshot) *State {
 	state := &State{
 		Title: s.opts.Title, Subtitle: s.opts.Subtitle, Time: snap.Time.UTC(), Second: snap.Second, Policies: []Policy{},
-		Health: Health{Watched: len(snap.Limiters), Store: s.opts.Store, Problems: []Problem{}},
+		Health: Health{Watched: len(snap.Limiters) + len(snap.Pools), Store: s.opts.Store, Problems: []Problem{}},
 	}
 	limiterOf := s.limiterOf(snap)
 	counts := make(map[string]observe.PolicySnapshot) // by the name they are shown under
 	for _, p := range snap.Policies {
 		counts[cmp.Or(limiterOf[p.Policy], p.Policy)] = p
 	}
+	show := func(p Policy) {
+		state.Health.add(p)
+		if c, ok := counts[p.Name]; ok {
+			p.count(c, snap.Second)
+			delete(counts, p.Name)
+		}
+		state.Policies = append(state.Policies, p)
+	}
 	for _, l := range snap.Limiters {
 		p := newPolicy(l.Name, snap.Second)
 		s.watch(&p, l, snap.Time)
-		state.Health.add(p)
-		if c, ok := counts[l.Name]; ok {
-			p.count(c, snap.Second)
-			delete(counts, l.Name)
-		}
-		state.Policies = append(state.Policies, p)
+		show(p)
+	}
+	for _, pool := range snap.Pools {
+		p := newPolicy(pool.Name, snap.Second)
+		s.watchPool(&p, pool, snap.Time)
+		show(p)
 	}
 	for name, c := range counts {
 		p := newPolicy(name, snap.Second)
@@ -293,7 +349,7 @@ func (s *source) read(snap observe.Snapshot) *State {
 		state.Policies = append(state.Policies, p)
 	}
 	s.describe(state)
-	if len(snap.Limiters) == 0 {
+	if state.Health.Watched == 0 {
 		state.Health.check(s.opts.Check, cmp.Or(s.stats.Timeout, time.Second))
 	}
 	state.Health.OK = len(state.Health.Problems) == 0
@@ -320,7 +376,7 @@ func (s *source) describe(state *State) {
 	}
 }
 
-// limiterOf returns the limiter that is shown with each policy's counts: the one of the same name, or
+// limiterOf returns the limiter or Pool that is shown with each policy's counts: the one of the same name, or
 // the only one of the policy.
 func (s *source) limiterOf(snap observe.Snapshot) map[string]string {
 	names := make(map[string]string) // of policies, by limiter; while a store is away, as before
@@ -329,6 +385,9 @@ func (s *source) limiterOf(snap observe.Snapshot) map[string]string {
 		if l.Failed {
 			names[l.Name] = s.names[l.Name]
 		}
+	}
+	for _, p := range snap.Pools {
+		names[p.Name] = p.Policy
 	}
 	s.names = names
 	of := make(map[string]string)
@@ -357,8 +416,44 @@ func newPolicy(name string, second int64) Policy {
 func (s *source) watch(p *Policy, l observe.LimiterSnapshot, now time.Time) {
 	p.Watched, p.Failure, p.Waiting = true, l.Failure, l.Waiting
 	p.Paused, p.Closed, p.Guard = l.Paused, l.Closed, l.Guard
+	p.Tiers = s.tiers(l.Name, l, now)
+}
+
+// tiers returns the tiers of a limiter. The name identifies it among all.
+func (s *source) tiers(name string, l observe.LimiterSnapshot, now time.Time) []Tier {
+	tiers := []Tier{}
 	for _, t := range l.Tiers {
-		p.Tiers = append(p.Tiers, Tier{t, s.project(l.Name, t, now)})
+		tiers = append(tiers, Tier{t, s.project(name, t, now)})
+	}
+	return tiers
+}
+
+// watchPool adds the state of a Pool. While all members are paused, so is the Pool, until the first may admit.
+func (s *source) watchPool(p *Policy, pool observe.PoolSnapshot, now time.Time) {
+	p.Watched, p.Waiting = true, pool.Waiting
+	for _, l := range pool.Members {
+		m := Member{
+			Name: l.Name, Policy: l.Policy, Rank: l.Rank, Weight: l.Weight, Failure: l.Failure,
+			Tiers: s.tiers(pool.Name+"\x00"+l.Name, l.LimiterSnapshot, now), Paused: l.Paused, Closed: l.Closed, Guard: l.Guard,
+		}
+		m.Condition = conditionOf(m.Failure, m.Closed, m.Paused, m.Tiers)
+		p.Members = append(p.Members, m)
+	}
+	if len(p.Members) == 0 {
+		p.Failure = "no_members"
+		return
+	}
+	best := bestOf(p.Members)
+	for _, m := range p.Members {
+		switch {
+		case m.Condition != best:
+		case best == Unknown:
+			p.Failure = m.Failure
+		case best == Banned && (p.Closed == 0 || m.Closed < p.Closed):
+			p.Closed = m.Closed
+		case best == Paused && (p.Paused == 0 || m.Paused < p.Paused):
+			p.Paused = m.Paused
+		}
 	}
 }
 
@@ -385,8 +480,28 @@ func (p *Policy) count(c observe.PolicySnapshot, second int64) {
 			p.LongestWait = max(p.LongestWait, b.Waits.Max)
 		}
 	}
+	p.countMembers(c.Members)
 	p.Store = calls(c.Seconds, second-60)
 	p.Decided = decided(c)
+}
+
+// countMembers adds the admissions of members, and the members of a Pool that is not watched.
+func (p *Policy) countMembers(counts []observe.MemberCount) {
+	total := uint64(0)
+	for _, c := range counts {
+		total += c.Recent
+		i := slices.IndexFunc(p.Members, func(m Member) bool { return m.Name == c.Member })
+		if i < 0 && !p.Watched && c.Member != "" {
+			i = len(p.Members)
+			p.Members = append(p.Members, Member{Name: c.Member, Condition: Unwatched, Tiers: []Tier{}})
+		}
+		if i >= 0 {
+			p.Members[i].Admitted = c.Recent
+		}
+	}
+	for i := range p.Members {
+		p.Members[i].Share = float64(p.Members[i].Admitted) / float64(max(1, total))
+	}
 }
 
 // calls returns the calls of a shared store that ended after a second, or nil if there were none.

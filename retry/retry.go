@@ -20,13 +20,19 @@
 // was answered 502 may have bought something.
 //
 // Never:
-//   - a ban, or a response that the Profile classifies as no lack of quota, such as a 429 for an
-//     unpaid bill
+//   - a ban, unless the transport has a Pool
+//   - a response that the Profile classifies as no lack of quota, such as a 429 for an unpaid bill
 //   - the library's own errors: [throttle.ErrBanned], [throttle.ErrDeadline] and the others are
 //     returned at once, unchanged
 //   - a request whose context has ended, or that is past the transport's SendBy
 //   - bad certificates and bad URLs
 //   - a request whose body can't be read again
+//
+// If the transport has a [throttle.Pool], what one member has refused or banned is sent again through
+// the pool at once: to another member that has room, or to the member that has room first. Only if none
+// of them has room does it wait for a pause, and at most Max times in all is it sent again. A failure
+// that is no refusal waits as without a pool. A ban that concerns all members, such as one of the
+// address that they are called from, must close a limit around them: see [throttle.Limiter.Within].
 //
 // A body is sent whole or not at all. If Request.GetBody is nil, there is only one attempt. Request
 // bodies are not buffered. [http.NewRequest] sets GetBody for the readers of bytes and strings. For
@@ -61,6 +67,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/credentials"
 	"github.com/apithrottle/throttle/internal/delivery"
 	"github.com/apithrottle/throttle/internal/outcome"
 )
@@ -170,7 +177,7 @@ type result struct {
 type attempt struct {
 	base     http.RoundTripper
 	err      error           // the error of base
-	limited  bool            // a Limiter limits the attempt
+	limited  bool            // a Limiter or a Pool limits the attempt
 	refusal  answers.Refusal // the throttled transport's classification, if limited
 	delivery delivery.Delivery
 }
@@ -185,6 +192,10 @@ func (a *attempts) RoundTrip(bodyless *http.Request) (*http.Response, error) {
 	}
 	throttled.Base = a.last
 	throttled.Route = func(req *http.Request) *throttle.Limiter {
+		if a.of.throttled.Pool != nil {
+			a.last.limited = !credentials.LeadsAway(req)
+			return nil
+		}
 		l := a.of.throttled.Limiter
 		if a.of.throttled.Route != nil {
 			l = a.of.throttled.Route(req)
@@ -255,7 +266,11 @@ func (a *attempts) shouldRetry(resp *http.Response, err error) (retry bool, paus
 		}
 		unsent = a.last.delivery.Unsent(a.last.err)
 	} else {
+		pooled := a.last.limited && a.of.throttled.Pool != nil
 		switch r := a.refusal(resp); {
+		case pooled && (r.Kind == answers.Limited || r.Kind == answers.Banned):
+			a.wait = 0 // another member may have room
+			return true, 0
 		case r.Kind == answers.Banned || r.Kind == answers.Other:
 			return false, 0
 		case r.Kind == answers.Limited && a.last.limited:

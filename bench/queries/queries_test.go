@@ -143,6 +143,7 @@ func served(t *testing.T) schema {
 	o := stats.Observer()
 	o.Queued(ctx, throttle.QueuedInfo{Policy: "api"})
 	o.Admitted(ctx, throttle.AdmittedInfo{Policy: "api", Queued: true, Waited: time.Second, By: "api", Tier: "5/s", Held: true})
+	o.Admitted(ctx, throttle.AdmittedInfo{Policy: "models", Member: "east"})
 	o.Refused(ctx, throttle.RefusedInfo{Policy: "api", Err: throttle.ErrQueueFull})
 	o.Answered(ctx, throttle.AnsweredInfo{Policy: "api"})
 	o.Settled(throttle.SettledInfo{Policy: "api", Unit: "tokens", Estimated: 2, Actual: 1})

@@ -143,21 +143,33 @@ func (p *Path) askThrough(ctx context.Context, t queue.Turn, d Demand) (queue.Re
 	defer cancel()
 	r, outer, err := p.chargeThrough(limited, t, d, func(outer *Admission) error {
 		err := p.outer.admit(limited, d.asRefundable(), outer)
-		if t.Away != nil && isFull(err) {
+		if t.Away != nil && hasReason(err, queue.Full) {
 			return nil // it waits here until one of those has left the outer queue
 		}
 		return err
 	})
+	if r, ok := banned(err); ok && d.chooses() { // it sits the ban out, while other members may admit it
+		return queue.Result{Decision: store.Decision{Verdict: store.Closed, Tier: -1, Wait: r.Wait}}, nil, nil
+	}
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
 		return queue.Result{Decision: store.Decision{Tier: -1}}, nil, nil // the queue then refuses the caller as late
 	}
 	return r, outer, err
 }
 
-// isFull reports whether a queue is full.
-func isFull(err error) bool {
+// hasReason reports whether an error is a refusal for a reason.
+func hasReason(err error, reason queue.Reason) bool {
 	e, ok := err.(*Refusal)
-	return ok && e.Reason == queue.Full
+	return ok && e.Reason == reason
+}
+
+// banned returns the refusal of an outer scope that is banned.
+func banned(err error) (r *Refusal, ok bool) {
+	var final *queue.Final
+	if errors.As(err, &final) && hasReason(final.Err, queue.Banned) {
+		return final.Err.(*Refusal), true
+	}
+	return nil, false
 }
 
 // notYet is the result of a request that waits until another caller comes back, as for a probe.
@@ -198,7 +210,7 @@ func (p *Path) chargeThrough(ctx context.Context, t queue.Turn, d Demand, charge
 func (rev *Revision) chargeInside(ctx context.Context, t queue.Turn, d Demand, outer *Admission) (queue.Result, []Charge, error) {
 	decision, err := overtaken, ctx.Err()
 	if err == nil && (t.Overtakes == nil || !t.Overtakes()) { // else the caller asks again in its turn
-		decision, err = rev.quota.TryAcquire(ctx, t.Request)
+		decision, err = d.option.TryAcquire(ctx, rev.quota, fastOf(rev.quota) == nil, t.Request)
 	}
 	if admitted := err == nil && decision.Verdict == store.Admitted; !admitted || outer.expired() {
 		if t.StepBack != nil {
@@ -207,6 +219,7 @@ func (rev *Revision) chargeInside(ctx context.Context, t queue.Turn, d Demand, o
 		outer.drop()
 		if admitted { // the outer reservations have ended
 			_ = rev.quota.Return(context.WithoutCancel(ctx), decision, t.Cost)
+			d.option.GiveBack()
 			decision = store.Decision{Tier: -1}
 		}
 		return queue.Result{Decision: decision}, nil, err

@@ -96,17 +96,18 @@ type caller struct {
 	ctx   context.Context // of the options; ends when the caller leaves
 	asked sync.WaitGroup  // the goroutines of the options
 
-	mu      sync.Mutex          // guards all below
-	options map[*Member]*option // of the members in whose queues the caller waits
-	refused map[*Member]error   // the errors of other members
-	timers  []*time.Timer       // which end the refusals of members
-	held    *option             // with a reserved time that fits no other caller; nil if there is none
-	heldAt  time.Time           // that time
-	winner  *option             // that has admitted the request; nil if none has
-	failed  *option             // in which a function of the user did not return; nil if it did
-	changed bool                // the members have changed, or one has refused the request
-	left    bool                // no further member is asked
-	wake    func(error)         // ends the wait in a room; nil if the caller is in none
+	mu      sync.Mutex              // guards all below
+	options map[*Member]*option     // of the members in whose queues the caller waits
+	refused map[*Member]error       // the errors of other members
+	timers  map[*Member]*time.Timer // see caller.after
+	watched map[*Member][]func()    // end the watches of caller.watchOthers
+	held    *option                 // with a reserved time that fits no other caller; nil if there is none
+	heldAt  time.Time               // that time
+	winner  *option                 // that has admitted the request; nil if none has
+	failed  *option                 // in which a function of the user did not return; nil if it did
+	changed bool                    // the members have changed, or one has refused the request
+	left    bool                    // no further member is asked
+	wake    func()                  // ends the wait in a room; nil if the caller is in none
 }
 
 // An option is a member in whose queue a caller waits.
@@ -140,22 +141,62 @@ func (d *decider) Unsent()        {}
 
 // stages returns the members that may serve the request: see Pool.stages. It returns an error if none may.
 func (c *caller) stages() ([][]*Member, error) {
-	able, err := c.pool.able(&c.demand, c.refusals())
-	if len(able) == 0 {
+	c.mu.Lock()
+	refused := maps.Clone(c.refused)
+	c.mu.Unlock()
+	able, err := c.pool.able(&c.demand, refused)
+	if err != nil {
 		return nil, err
 	}
 	return c.pool.stages(able, c.key), nil
 }
 
-func (c *caller) refusals() map[*Member]error {
+// watchOthers watches the members that cannot serve the request under their policies, which may change. It reports
+// whether it has begun to watch any.
+func (c *caller) watchOthers(able []*Member) (begun bool) {
+	for _, m := range c.pool.Members() {
+		c.mu.Lock()
+		known := c.watched[m] != nil
+		c.mu.Unlock()
+		if known || slices.Contains(able, m) || m.Path.err != nil {
+			continue
+		}
+		var stops []func()
+		for p := m.Path; p != nil; p = p.outer {
+			stops = append(stops, p.scope.Load().watchPlan(func() { c.reconsider(m) }))
+		}
+		c.mu.Lock()
+		c.watched[m] = stops
+		c.mu.Unlock()
+		begun = true
+	}
+	return begun
+}
+
+// reconsider lets the caller ask a member again.
+func (c *caller) reconsider(m *Member) {
+	c.mu.Lock()
+	stops := c.watched[m]
+	delete(c.watched, m)
+	delete(c.refused, m)
+	c.signal()
+	c.mu.Unlock()
+	for _, stop := range stops {
+		stop()
+	}
+}
+
+// isRefused reports whether all of the members have refused the request.
+func (c *caller) isRefused(members []*Member) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return maps.Clone(c.refused)
+	return !slices.ContainsFunc(members, func(m *Member) bool { return c.refused[m] == nil })
 }
 
 // admit waits until a member admits the request.
 func (c *caller) admit(ctx context.Context, a *Admission) (by *Member, err error) {
 	c.options, c.refused = make(map[*Member]*option), make(map[*Member]error)
+	c.timers, c.watched = make(map[*Member]*time.Timer), make(map[*Member][]func())
 	var cancel context.CancelFunc
 	c.ctx, cancel = context.WithCancel(ctx)
 	c.pool.enter(c)
@@ -198,7 +239,12 @@ func (c *caller) stopAll(cancel context.CancelFunc) {
 	for _, t := range c.timers {
 		t.Stop()
 	}
+	watched := slices.Concat(slices.Collect(maps.Values(c.watched))...)
+	c.watched = nil
 	c.mu.Unlock()
+	for _, stop := range watched {
+		stop()
+	}
 	cancel()
 	c.asked.Wait()
 }
@@ -207,39 +253,58 @@ func (c *caller) stopAll(cancel context.CancelFunc) {
 func (c *caller) wait(ctx context.Context) error {
 	for {
 		stages, err := c.stages()
-		if err != nil {
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return c.withOutage(ctx.Err())
+		case err != nil:
 			return err
 		}
 		c.stage = min(c.stage, len(stages)-1)
-		members, last, until := stages[c.stage], c.stage == len(stages)-1, c.demand.SendBy
-		if !last {
-			until = c.since.Add(c.pool.spill())
+		members, last := stages[c.stage], c.stage == len(stages)-1
+		if c.watchOthers(stages[len(stages)-1]) {
+			continue // a policy may have changed just before
 		}
 		room := c.pool.room(members)
-		if !last && (c.pool.spill() == 0 || room.isLate(ctx, c, until)) {
+		until, bound := c.since.Add(c.pool.spill()), ""
+		if last {
+			until, bound = room.giveUpAt(c)
+		}
+		if !last && (c.pool.spill() == 0 || c.isRefused(members)) {
 			c.stage++
 			continue
 		}
-		c.join(members)
-		err = room.wait(ctx, c, until)
-		switch again, decided := c.news(); {
-		case decided:
+		err = room.wait(ctx, c, until, bound)
+		switch late := hasReason(err, queue.Late); {
+		case c.isDecided():
 			return nil
-		case again && ctx.Err() == nil:
-		case err != nil && !last && ctx.Err() == nil:
+		case late && !last:
 			c.stage++
-		default:
-			return c.withOutage(err)
+		case late:
+			return c.withOutage(c.lateBy(until, err))
+		case ctx.Err() != nil:
+			return c.withOutage(ctx.Err())
 		}
 	}
 }
 
-// news returns whether the caller chooses anew, and whether a member has decided.
-func (c *caller) news() (again, decided bool) {
+// isDecided reports whether a member has decided. From now on, further changes let the caller choose anew.
+func (c *caller) isDecided() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	again, c.changed = c.changed, false
-	return again, c.winner != nil || c.failed != nil
+	c.changed = false
+	return c.winner != nil || c.failed != nil
+}
+
+// lateBy returns the error of a caller that is late. It is that of the members if all are banned. If its time has
+// come, the members give up too, or admit it at the last moment.
+func (c *caller) lateBy(until time.Time, late error) error {
+	if _, err := c.stages(); err != nil {
+		return err
+	}
+	if !until.IsZero() && !time.Now().Before(until) {
+		c.asked.Wait()
+	}
+	return late
 }
 
 // withOutage returns the error of a wait, which is that of the members if no store answers.
@@ -265,7 +330,7 @@ func (c *caller) withOutage(err error) error {
 	return outage
 }
 
-// join waits in the queues of members, and in no others.
+// join joins the queues of members, and leaves the others.
 func (c *caller) join(members []*Member) {
 	c.mu.Lock()
 	for m, o := range c.options {
@@ -320,7 +385,7 @@ func (o *option) told(at time.Time) {
 			c.stop(other)
 		}
 	}
-	c.timers = append(c.timers, time.AfterFunc(time.Until(at)+overdue, func() { c.release(o.member) }))
+	c.after(time.Until(at)+overdue, o.member, func() { c.release(o.member) })
 }
 
 // release lets the caller ask all members again, because the time that a member has reserved is void.
@@ -329,7 +394,7 @@ func (c *caller) release(m *Member) {
 	defer c.mu.Unlock()
 	if c.held != nil && c.held.member == m {
 		c.held = nil
-		c.signal(errChanged)
+		c.signal()
 	}
 }
 
@@ -437,6 +502,7 @@ func (c *caller) answer(o *option, err error, returned bool) {
 }
 
 func (c *caller) record(o *option, err error, returned bool) (surplus bool) {
+	surplus = returned && err == nil && !c.choice.Take(&o.ticket)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.options[o.member] == o {
@@ -448,63 +514,61 @@ func (c *caller) record(o *option, err error, returned bool) (surplus bool) {
 	switch {
 	case !returned:
 		c.failed = o
-	case err != nil && o.stopped:
-		return false
-	case err != nil:
+	case surplus, err == queue.ErrTaken, err != nil && o.stopped:
+		return surplus
+	case err == nil:
+		c.winner = o
+	default:
 		c.refused[o.member] = err
 		c.endRefusal(o.member, err)
-	case c.winner != nil || !c.choice.Take(&o.ticket):
-		return true
-	default:
-		c.winner = o
-		c.signal(queue.ErrAdmitted)
-		return false
 	}
-	c.signal(errChanged)
+	c.signal()
 	return false
 }
-
-// errChanged is the cause of the end of a wait in a room whose caller chooses anew.
-var errChanged = errors.New("admit: the caller chooses anew")
 
 // again lets the caller choose anew.
 func (c *caller) again() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.signal(errChanged)
+	c.signal()
 }
 
-// signal wakes the caller. It holds the lock.
-func (c *caller) signal(cause error) {
+// signal lets the caller choose anew. It holds the lock.
+func (c *caller) signal() {
 	if c.changed = true; c.wake != nil {
-		c.wake(cause)
+		c.wake()
 	}
 }
 
 // fullFor is how long a member whose queue is full is not asked again.
 const fullFor = 250 * time.Millisecond
 
-// endRefusal lets the caller ask the member again when what it was refused for has ended.
+// endRefusal lets the caller ask the member again when what it was refused for has ended. The caller holds the
+// lock.
 func (c *caller) endRefusal(m *Member, err error) {
 	r, ok := err.(*Refusal)
-	if !ok || c.left {
-		return
+	switch {
+	case !ok || c.left:
+	case r.Reason == queue.Full:
+		c.after(fullFor, m, func() {
+			if most := m.Path.revision().MaxQueue; most == 0 || m.Path.Waiting() < most {
+				c.reconsider(m)
+				return
+			}
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.endRefusal(m, err)
+		})
+	case (r.Reason == queue.Banned || r.Reason == queue.Exhausted) && r.Wait > 0:
+		c.after(r.Wait, m, func() { c.reconsider(m) })
 	}
-	wait := r.Wait
-	switch r.Reason {
-	case queue.Full:
-		wait = fullFor
-	case queue.Banned, queue.Exhausted:
-	default:
-		return
+}
+
+// after calls f later, in place of what it was to call for the member before, unless the caller leaves. The
+// caller holds the lock.
+func (c *caller) after(d time.Duration, m *Member, f func()) {
+	if t := c.timers[m]; t != nil {
+		t.Stop()
 	}
-	if wait <= 0 || wait >= store.Forever {
-		return
-	}
-	c.timers = append(c.timers, time.AfterFunc(wait, func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		delete(c.refused, m)
-		c.signal(errChanged)
-	}))
+	c.timers[m] = time.AfterFunc(d, f)
 }

@@ -3,6 +3,7 @@ package admit
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/apithrottle/throttle/internal/queue"
@@ -143,6 +144,7 @@ type Forecast struct {
 	Wait   time.Duration // a lower bound
 	By     *Policy       // of the tier or the pause that decides, or of the innermost scope
 	Tier   int           // of By that decides; -1 if none does
+	Member string        // of a Pool, that would admit the request; empty without one
 	Ahead  [3]int        // the callers ahead, by class
 	Err    error         // with which the queue would refuse the request at once; nil if it would not
 	At     time.Time     // when the state of Quotas held
@@ -218,7 +220,7 @@ func (f *Forecast) AskPool(ctx context.Context, p *Pool, d Demand, all bool) (er
 				continue
 			}
 			asked[m] = true
-			one := &Forecast{At: f.At}
+			one := &Forecast{At: f.At, Member: m.Name}
 			failed := one.Ask(ctx, m.Path, d, all)
 			states = append(states, one.statesOf(m)...)
 			switch {
@@ -254,7 +256,12 @@ func (f *Forecast) isBefore(o *Forecast) bool {
 	if (f.Err == nil) != (o.Err == nil) {
 		return f.Err == nil
 	}
-	return f.Wait < o.Wait
+	return f.Wait < o.Wait || f.Wait == o.Wait && !f.waits() && o.waits()
+}
+
+// waits reports whether the request would wait, which it may for a time that is not known.
+func (f *Forecast) waits() bool {
+	return f.Wait > 0 || f.Tier >= 0 || total(f.Ahead) > 0 || slices.ContainsFunc(f.Quotas, func(s State) bool { return s.Probing })
 }
 
 // addRoom adds what the request would meet among the callers of a Pool that the same members may serve.
@@ -262,8 +269,8 @@ func (f *Forecast) addRoom(ctx context.Context, r *room, c *caller) {
 	v := r.configure()
 	got := r.queue.Forecast(c.ticket(ctx, time.Time{}))
 	if got.Wait > f.Wait && total(got.Ahead) > 0 {
-		rev, tier := v.decider(got.Tier)
-		f.Wait, f.By, f.Tier = got.Wait, rev.Policy, tier
+		m, rev, tier := v.decider(got.Tier)
+		f.Wait, f.By, f.Tier, f.Member = got.Wait, rev.Policy, tier, m.Name
 	}
 	if deadline, ok := ctx.Deadline(); ok && f.Err == nil && f.Wait > time.Until(deadline) {
 		refused := f.refusal()

@@ -6,13 +6,15 @@
 // (path.go): the quotas are asked one after the other (chain.go), or, if they reserve times, in one call
 // (bundle.go) or with a time held in one of them (held.go). A [Demand] is what a caller asks for, and an
 // [Admission] has the charges of a request (demand.go, admission.go). A [Forecast] is what a request would
-// meet (forecast.go). A [Group] keeps a scope for each key (group.go).
+// meet (forecast.go). A [Group] keeps a scope for each key (group.go). A [Pool] admits a request in one of
+// several Paths (pool.go): its caller chooses among them (choose.go) and waits in a room (room.go).
 //
 // # Locks
 //
 // A goroutine that holds one of these locks takes only those behind it: that of a Group, of a
-// configuredQueue, of its queue.Queue, of a Scope, those of a quota. It holds no other lock while it holds
-// that of a slower or of a settlement. It holds none of them while it calls a function of the user.
+// configuredQueue or a room, of its queue.Queue, of a queue.Choice, of a Scope, those of a quota. It takes no
+// other lock while it holds that of a slower, a settlement, a Pool or a caller of one. It holds none of them
+// while it calls a function of the user.
 package admit
 
 import (

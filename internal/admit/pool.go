@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"math"
 	"slices"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/queue"
+	"github.com/apithrottle/throttle/store"
 )
 
 // A Pool admits each request in one of several Paths, its members: in the one that has room first. A caller
@@ -22,11 +24,8 @@ import (
 // admits the caller takes it out of the other queues. Therefore a pool has no order of its own beside the
 // orders of its members' quotas, in which the callers of other Limiters and pools wait too.
 type Pool struct {
-	// Spill is how long a request waits for the preferred members before others may serve it. If nil, it does
-	// not wait for them.
-	Spill *time.Duration
-
 	members atomic.Pointer[[]*Member] // by rank
+	waits   *time.Duration            // see spill; set before the first members
 
 	mu      sync.Mutex // guards all below, and the credit of the members; no other lock is taken under it
 	callers map[*caller]struct{}
@@ -54,17 +53,30 @@ func (p *Pool) Members() []*Member {
 	return nil
 }
 
-func (p *Pool) spill() time.Duration {
-	if p.Spill == nil {
-		return 0
+// Each returns what f returns for the members, by rank. It calls f for all of them at the same time.
+func Each[T any](p *Pool, f func(*Member) T) []T {
+	members := p.Members()
+	results := make([]T, len(members))
+	var wg sync.WaitGroup
+	for i, m := range members {
+		wg.Go(func() { results[i] = f(m) })
 	}
-	return *p.Spill
+	wg.Wait()
+	return results
 }
 
-// Add adds members. Waiting callers may go to them at once.
-func (p *Pool) Add(members ...*Member) error {
+// spill returns how long a request waits for the preferred members before others may serve it. There must be
+// members.
+func (p *Pool) spill() time.Duration { return *p.waits }
+
+// Add adds members. Waiting callers may go to them at once. Each call must pass the same spill, which points to
+// how long a request waits for the preferred members before others may serve it.
+func (p *Pool) Add(spill *time.Duration, members ...*Member) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.waits == nil {
+		p.waits = spill
+	}
 	all := slices.Clone(p.Members())
 	for _, m := range members {
 		if err := m.check(all); err != nil {
@@ -125,20 +137,29 @@ func (p *Pool) Remove(name string) bool {
 // change replaces the members. The caller holds the lock.
 func (p *Pool) change(members []*Member) {
 	p.members.Store(&members)
-	for c := range p.callers {
-		go c.again()
+	p.rooms = nil
+	go p.chooseAnew()
+}
+
+// each returns the callers that wait.
+func (p *Pool) each() iter.Seq[*caller] {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Values(slices.Collect(maps.Keys(p.callers)))
+}
+
+// chooseAnew lets all callers choose anew.
+func (p *Pool) chooseAnew() {
+	for c := range p.each() {
+		c.again()
 	}
 }
 
 // Waiting returns how many callers wait.
-func (p *Pool) Waiting() (n int) {
+func (p *Pool) Waiting() int {
 	p.mu.Lock()
-	rooms := slices.Clone(p.rooms)
-	p.mu.Unlock()
-	for _, r := range rooms {
-		n += r.queue.Len()
-	}
-	return n
+	defer p.mu.Unlock()
+	return len(p.callers)
 }
 
 func (p *Pool) enter(c *caller) {
@@ -152,10 +173,7 @@ func (p *Pool) enter(c *caller) {
 
 // release voids the times that a member has reserved.
 func (p *Pool) release(m *Member) {
-	p.mu.Lock()
-	callers := slices.Collect(maps.Keys(p.callers))
-	p.mu.Unlock()
-	for _, c := range callers {
+	for c := range p.each() {
 		c.release(m)
 	}
 }
@@ -259,43 +277,37 @@ func (p *Pool) quick(ctx context.Context, all bool) round {
 	return r
 }
 
-// AllowOne admits one request, of which nothing more is reported, if it need not wait and nobody observes
-// it. If it returns false, the request needs Admit.
+// AllowOne admits one request, of which nothing more is reported, if the member whose turn it is admits one
+// on its fast path and nobody observes it. If it returns false, the request needs Admit.
 func (p *Pool) AllowOne(ctx context.Context) bool {
 	r := p.quick(ctx, false)
-	for i := r.next(); i >= 0; i = r.next() {
-		m := r.members[i]
-		if m.isObserved() {
-			return false
-		}
-		if _, ok := m.Path.AllowOne(ctx); ok {
-			r.took(m)
-			return true
-		}
+	i := r.next()
+	if i < 0 || r.members[i].isObserved() {
+		return false
 	}
-	return false
+	_, ok := r.members[i].Path.AllowOne(ctx)
+	if ok {
+		r.took(r.members[i])
+	}
+	return ok
 }
 
-// TryOne is AllowOne for a held request, and returns the member that has admitted it, or nil.
+// TryOne is AllowOne for a held request, and returns the member that has admitted it, or nil. It asks only the
+// member whose turn it is: one that does not decide fast may have room nevertheless.
 func (p *Pool) TryOne(ctx context.Context, a *Admission) *Member {
 	r := p.quick(ctx, false)
-	for i := r.next(); i >= 0; i = r.next() {
-		m := r.members[i]
-		if m.isObserved() {
-			return nil
-		}
-		if m.Path.TryOne(ctx, a) {
-			r.took(m)
-			return m
-		}
+	i := r.next()
+	if i < 0 || r.members[i].isObserved() || !r.members[i].Path.TryOne(ctx, a) {
+		return nil
 	}
-	return nil
+	r.took(r.members[i])
+	return r.members[i]
 }
 
 // isObserved reports whether a policy's Events receive what happens to a request.
 func (m *Member) isObserved() bool { return m.Path.err == nil && m.Path.revision().Events != nil }
 
-// canAdmit returns the error of a demand that the member can never admit.
+// canAdmit returns the error of a demand that the member can never admit, or for which a ban is known.
 func (m *Member) canAdmit(d *Demand) error {
 	p := m.Path
 	s, err := p.Enter()
@@ -307,31 +319,51 @@ func (m *Member) canAdmit(d *Demand) error {
 		return err
 	}
 	for ; p != nil && err == nil; p = p.outer {
-		_, err = p.revision().costOf(d)
+		err = canAdmitIn(p.scope.Load(), d)
 	}
 	return err
 }
 
-// able returns the members that can serve a demand at some time, by rank, and, if there is none, the error of
-// the others.
+// canAdmitIn is canAdmit for one scope.
+func canAdmitIn(s *Scope, d *Demand) error {
+	rev := s.current.Load()
+	if !rev.foresees {
+		_, err := rev.costOf(d)
+		return err
+	}
+	rev, decision, err := s.tryDry(context.Background(), d, &dryRun)
+	switch {
+	case err != nil:
+		return rev.explain(err)
+	case decision.Verdict == store.Closed:
+		return rev.refused(decision)
+	}
+	return nil
+}
+
+// able returns the members that can serve a demand at some time, by rank. It contains those that are banned, and
+// those that would serve it too late. If all members refuse it, able returns the error that ends soonest.
 func (p *Pool) able(d *Demand, refused map[*Member]error) (able []*Member, err error) {
-	members := p.Members()
+	members, open := p.Members(), false
 	able = make([]*Member, 0, len(members))
 	for _, m := range members {
 		failed := refused[m]
 		if failed == nil {
 			failed = m.canAdmit(d)
 		}
-		if failed != nil {
-			err = betterError(err, failed)
-			continue
+		if failed == nil || hasReason(failed, queue.Late) || hasReason(failed, queue.Banned) && refused[m] == nil {
+			able = append(able, m)
 		}
-		able = append(able, m)
+		open = open || failed == nil
+		err = betterError(err, failed)
 	}
-	if len(members) == 0 {
-		err = errNoMembers
+	switch {
+	case len(members) == 0:
+		return nil, errNoMembers
+	case !open:
+		return nil, err
 	}
-	return able, err
+	return able, nil
 }
 
 var errNoMembers = errors.New("throttle: the pool has no members: add one")

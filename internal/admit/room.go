@@ -64,44 +64,57 @@ func (r *room) replanned() {
 
 func (c *caller) ticket(ctx context.Context, until time.Time) queue.Ticket {
 	return queue.Ticket{
-		Class: ClassOf(ctx), GiveUp: until, Since: c.since,
+		Class: ClassOf(ctx), GiveUp: until, Since: c.since, Elsewhere: &c.choice,
 		Renew: func(owner any) (store.Request, bool, error) {
 			return store.Request{Cost: owner.(*view).costOf(&c.demand), Held: true}, false, nil
 		},
 	}
 }
 
-// isLate reports whether the members will not admit a caller by a time.
-func (r *room) isLate(ctx context.Context, c *caller, until time.Time) bool {
-	r.configure()
-	return r.queue.Forecast(c.ticket(ctx, until)).Refusal != nil
+// giveUpAt returns the time at which a caller is no longer worth waiting for, zero if there is none, and what sets
+// it: the SendBy of the request, or the MaxWait of the member that lets it wait longest.
+func (r *room) giveUpAt(c *caller) (until time.Time, bound string) {
+	until, bound = c.demand.SendBy, BoundSendBy
+	longest := time.Duration(0)
+	for _, m := range r.members {
+		wait := m.Path.revision().MaxWait
+		if wait == 0 {
+			return until, bound
+		}
+		longest = max(longest, wait)
+	}
+	if last := c.since.Add(longest); until.IsZero() || last.Before(until) {
+		until, bound = last, BoundMaxWait
+	}
+	return until, bound
 }
 
-// wait waits until a member has admitted the caller, the caller chooses anew, or it is late.
-func (r *room) wait(ctx context.Context, c *caller, until time.Time) error {
+// wait waits until a member has admitted the caller, the caller chooses anew, or it is late. What sets until is
+// bound.
+func (r *room) wait(ctx context.Context, c *caller, until time.Time, bound string) error {
 	r.configure()
-	waiting, wake := context.WithCancelCause(ctx)
-	defer wake(nil)
+	waiting, wake := context.WithCancel(ctx)
+	defer wake()
 	if !c.listen(wake) {
 		return nil
 	}
 	defer c.listen(nil)
 	t := c.ticket(ctx, until)
-	if c.demand.Record != nil {
-		t.Joined = c.demand.joined
+	t.Joined = func(others int) {
+		c.demand.joined(others)
+		c.join(r.members)
 	}
 	result, err := r.queue.Wait(waiting, t)
 	var refused *queue.Refusal
 	if errors.As(err, &refused) {
-		c.demand.bound = BoundSendBy
-		c.demand.giveUp = until
-		return c.demand.withBound(ctx, result.Owner.(*view).explain(refused))
+		limits := Demand{giveUp: until, bound: bound}
+		return limits.withBound(ctx, result.Owner.(*view).explain(refused))
 	}
 	return err
 }
 
 // listen lets wake end the wait of the caller. It reports whether the caller has to wait.
-func (c *caller) listen(wake func(error)) bool {
+func (c *caller) listen(wake func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.wake = wake
@@ -195,6 +208,7 @@ func (v *view) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 			stops = append(stops, p.scope.Load().adoptSuccessor().quota.Watch(func(c store.Change, left time.Duration) {
 				if c == store.Shut {
 					c = store.Slowed
+					v.pool.chooseAnew()
 				}
 				if c != store.Freed {
 					v.pool.release(part.member)
@@ -231,25 +245,26 @@ func (p *part) number(tier int) int {
 
 // explain returns the refusal of a caller, under the policy whose tier decides.
 func (v *view) explain(r *queue.Refusal) error {
-	rev, own := v.parts[0].revisions[0], *r
-	rev, own.Tier = v.decider(own.Tier)
+	own := *r
+	_, rev, tier := v.decider(own.Tier)
+	own.Tier = tier
 	return rev.refusal(&own)
 }
 
-// decider returns the revision whose tier decides, and its index there.
-func (v *view) decider(tier int) (*Revision, int) {
+// decider returns the member and the revision whose tier decides, and its index there.
+func (v *view) decider(tier int) (*Member, *Revision, int) {
 	if tier >= 0 {
 		for _, p := range slices.Backward(v.parts) {
 			if tier >= p.firstTier {
-				return p.member.Path.decider(p.revisions[0], tier-p.firstTier)
+				rev, tier := p.member.Path.decider(p.revisions[0], tier-p.firstTier)
+				return p.member, rev, tier
 			}
 		}
 	}
-	return v.parts[0].revisions[0], -1
+	return v.parts[0].member, v.parts[0].revisions[0], -1
 }
 
-// Forecast merges the forecasts of the members: each request goes to the member that admits it first. It is nil
-// if one of the members has none.
+// Forecast merges the forecasts of the members: each request goes to the member that admits it first.
 func (v *view) Forecast() store.Forecast {
 	f := &poolForecast{view: v, members: make([]memberForecast, len(v.parts))}
 	for i := range v.parts {

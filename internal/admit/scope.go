@@ -236,6 +236,15 @@ func (s *Scope) watch(changed func()) (stop func()) {
 	}
 }
 
+// watchPlan calls changed when the plan of the quota changes.
+func (s *Scope) watchPlan(changed func()) (stop func()) {
+	return s.adoptSuccessor().quota.Watch(func(c store.Change, _ time.Duration) {
+		if c == store.Replanned {
+			changed()
+		}
+	})
+}
+
 // A PausedBy describes the last pause of a quota by this process.
 type PausedBy struct {
 	Cause  string // if empty, this process has not paused the quota

@@ -76,7 +76,7 @@ func (wq *waitQueue) reconfigure(s *Scope, config func(*Revision) queue.Config) 
 
 // refuseAll refuses the callers of a queue that was made, because another scope is closed.
 func (wq *waitQueue) refuseAll(err error) {
-	wq.made.Load().Pause(time.Now(), true, &queue.Final{Err: err})
+	wq.made.Load().Refuse(&queue.Final{Err: err})
 }
 
 func (wq *waitQueue) close() {

@@ -99,7 +99,7 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 		return
 	}
 	r.Cost, r.Owner = turn.Cost, turn.Owner
-	r.Decision, err = self.Option.tryAcquire(asking, &config, turn.Request)
+	r.Decision, err = self.Option.TryAcquire(asking, config.Quota, config.Fast == nil, turn.Request)
 }
 
 // setCost changes the cost of a waiter, which may have left. It does nothing if the generation has
@@ -288,7 +288,7 @@ func (q *Queue) admitMore(now time.Time) {
 		default:
 		}
 		q.config.specify(w, now)
-		d, err := w.Option.tryAcquire(context.Background(), &q.config, w.Request)
+		d, err := w.Option.TryAcquire(context.Background(), q.config.Quota, false, w.Request)
 		if err == errTaken {
 			q.expel(w, err)
 			continue
@@ -315,7 +315,7 @@ func (q *Queue) applyDecision(w *waiter, d store.Decision, now time.Time) {
 	case d.Verdict == store.Admitted:
 		q.admit(w, d)
 	case d.Verdict == store.Moved: // it asks the successor
-	case d.Verdict == store.Closed:
+	case d.Verdict == store.Closed && !(q.sitsOut(w) && d.Wait <= w.timeLeft(now)):
 		q.refuse(w, Banned, d)
 	case d.Verdict == store.Exhausted:
 		q.refuse(w, Exhausted, d)

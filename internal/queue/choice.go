@@ -36,8 +36,8 @@ func (c *Choice) Take(o *Option) bool {
 	return c.taken == o
 }
 
-// giveBack lets the other queues admit the caller again.
-func (o *Option) giveBack() {
+// GiveBack lets the other queues admit the caller again.
+func (o *Option) GiveBack() {
 	if o != nil && o.Of != nil {
 		o.Of.mu.Lock()
 		defer o.Of.mu.Unlock()
@@ -45,29 +45,43 @@ func (o *Option) giveBack() {
 	}
 }
 
-// ErrAdmitted is the cause of the end of a context whose caller another queue has admitted. In a queue that
-// only keeps places the caller then counts as admitted.
-var ErrAdmitted = errors.New("queue: the caller is admitted")
+// ErrTaken ends the wait of a caller that another queue has admitted.
+var ErrTaken = errors.New("queue: another queue has admitted the caller")
 
-// errTaken ends the wait of a caller that another queue has admitted.
-var errTaken error = &Final{errors.New("queue: another queue has admitted the caller")}
+var errTaken error = &Final{ErrTaken}
+
+// mayBeTaken reports whether some queue has taken the choice, or is asking its quota just now.
+func (c *Choice) mayBeTaken() bool {
+	if !c.mu.TryLock() {
+		return true
+	}
+	defer c.mu.Unlock()
+	return c.taken != nil
+}
+
+// isTaken reports whether some queue has taken the choice.
+func (c *Choice) isTaken() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.taken != nil
+}
 
 // take reports whether the queue may admit the caller.
 func (o *Option) take() bool { return o == nil || o.Of == nil || o.Of.Take(o) }
 
-// tryAcquire asks the quota for the caller. A quota that does not block is not asked for a caller that another
-// queue has admitted, and no other queue asks meanwhile. What another one admits too late, the caller gives
-// back.
-func (o *Option) tryAcquire(ctx context.Context, c *Config, r store.Request) (store.Decision, error) {
-	if o == nil || o.Of == nil || c.Fast == nil {
-		return c.Quota.TryAcquire(ctx, r)
+// TryAcquire asks the quota for the caller. A quota that does not block takes the choice if it admits the caller.
+// It is not asked for a caller that another queue has admitted, and no other queue asks meanwhile. What another
+// quota admits too late, the caller gives back.
+func (o *Option) TryAcquire(ctx context.Context, q Quota, blocks bool, r store.Request) (store.Decision, error) {
+	if o == nil || o.Of == nil || blocks {
+		return q.TryAcquire(ctx, r)
 	}
 	o.Of.mu.Lock()
 	defer o.Of.mu.Unlock()
 	if o.Of.taken != nil {
 		return store.Decision{}, errTaken
 	}
-	d, err := c.Quota.TryAcquire(ctx, r)
+	d, err := q.TryAcquire(ctx, r)
 	if err == nil && d.Verdict == store.Admitted {
 		o.Of.taken = o
 	}

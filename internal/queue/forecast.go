@@ -74,6 +74,15 @@ func (f *forecasts) admitted(w *waiter) {
 	}
 }
 
+// charged notes that the copies of the quota may contain the charge of a waiter.
+func (f *forecasts) charged(w *waiter) {
+	for _, known := range []*forecast{f.current, f.next} {
+		if known != nil {
+			known.noteCharged(w)
+		}
+	}
+}
+
 // drop forgets the forecasts. It is called after a change that admits requests sooner, or much
 // later.
 func (f *forecasts) drop() { f.current, f.next = nil, nil }
@@ -88,17 +97,36 @@ func (q *Queue) makeForecast(cost []int64, now time.Time) *forecast {
 	q.forecasts.early = q.forecasts.early || len(q.calls.asking) > 0 && q.config.Reserver == nil || len(q.calls.stale) > 0
 	for _, asked := range [][]*waiter{q.calls.asking, q.calls.stale} {
 		for _, w := range asked {
-			if w.out.Load() { // its cost may have other units
-				continue
+			if !w.out.Load() { // else its cost may have other units
+				f.noteCharged(w)
 			}
-			f.admitted--
-			for u, n := range w.Request.Cost {
-				f.cost[u] -= n
-			}
-			f.noteCost(w.Request.Cost)
 		}
 	}
+	if q.config.Quota == nil {
+		q.noteElsewhere(f)
+	}
 	return f
+}
+
+// noteElsewhere notes the waiters that other queues have admitted and that have not left yet. They are among
+// the first ones.
+func (q *Queue) noteElsewhere(f *forecast) {
+	for w, others := q.waiters.first(), 0; w != nil && others < leastSteps; w = w.next() {
+		if w.Elsewhere != nil && w.Elsewhere.mayBeTaken() {
+			f.noteCharged(w)
+		} else {
+			others++
+		}
+	}
+}
+
+// noteCharged notes that the copy of the quota may contain the charge of a waiter.
+func (f *forecast) noteCharged(w *waiter) {
+	f.admitted--
+	for u, n := range w.Request.Cost {
+		f.cost[u] -= n
+	}
+	f.noteCost(w.Request.Cost)
 }
 
 // noteCost notes that the forecast has a request of a cost, and reports whether all its requests
@@ -287,6 +315,10 @@ func (q *Queue) DropForecast() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.forecasts.drop()
+	if first := q.waiters.first(); first != nil && q.sitsOut(first) { // the end of a ban, perhaps
+		q.calls.changedNow()
+		q.reconcile(time.Now(), nil)
+	}
 }
 
 // Ahead returns how many callers are ahead of a request that came now, by class.

@@ -78,9 +78,6 @@ func (q *Queue) Wait(ctx context.Context, t Ticket) (Result, error) {
 			q.timers.sleep(ctx, w, do)
 		}
 		if err := ctx.Err(); err != nil && !w.out.Load() {
-			if context.Cause(ctx) == ErrAdmitted {
-				err = ErrAdmitted
-			}
 			return q.quit(w, err)
 		}
 		switch {
@@ -89,7 +86,7 @@ func (q *Queue) Wait(ctx context.Context, t Ticket) (Result, error) {
 		case w.missedStart():
 			w.reserver.Cancel([]store.Decision{w.decision})
 			t.Since, t.place, t.missedStart = w.Since, w.number, true
-			t.Option.giveBack()
+			t.Option.GiveBack()
 			return q.Wait(ctx, t)
 		default:
 			return w.result()
@@ -185,6 +182,9 @@ func (q *Queue) add(w *waiter) {
 	if w.rank.After(q.config.rank(&w.newcomer)) {
 		q.lastRanks[w.Class] = w.rank
 	}
+	if w.Elsewhere != nil && w.Elsewhere.mayBeTaken() { // it was admitted before it came here
+		q.forecasts.charged(w)
+	}
 	q.waiting.Add(1)
 	if q.unwatch == nil {
 		q.unwatch = q.config.outlook().Watch(q.onChange)
@@ -249,7 +249,7 @@ func (q *Queue) quit(w *waiter, err error) (Result, error) {
 		err = u
 	}
 	wasFirst := w == q.waiters.first()
-	if err == ErrAdmitted {
+	if w.Elsewhere != nil && w.Elsewhere.isTaken() {
 		q.forecasts.admitted(w)
 	}
 	q.remove(w)
@@ -398,7 +398,7 @@ func (q *Queue) onChange(c store.Change, left time.Duration) {
 	case store.Slowed:
 		q.review(now, mostSteps)
 	case store.Shut:
-		q.expelAll(&Refusal{Reason: Banned, Tier: -1, Wait: left})
+		q.expelAll(&Refusal{Reason: Banned, Tier: -1, Wait: left}, true)
 	}
 	q.reconcile(now, nil)
 }
@@ -411,18 +411,24 @@ func (q *Queue) cancelReservations() {
 	}
 }
 
-// expelAll expels all waiters except those that may already be charged.
-func (q *Queue) expelAll(err error) {
+// sitsOut reports whether a waiter keeps its place during a ban, because another queue may admit it. It does not
+// if the ban is known only after a round trip: then its caller does not know when all queues are banned.
+func (q *Queue) sitsOut(w *waiter) bool {
+	return w.Option != nil && (q.config.Fast != nil || q.config.Order != nil)
+}
+
+// expelAll expels all waiters except those that may already be charged. In a ban some keep their places.
+func (q *Queue) expelAll(err error, ban bool) {
 	for _, w := range append(q.away.all(), q.waiters.all()...) {
-		if !q.calls.includes(w) {
+		if !q.calls.includes(w) && !(ban && q.sitsOut(w)) {
 			q.expel(w, err)
 		}
 	}
 }
 
 // Pause reports a pause or a ban, until end, of another quota that the callers wait for too. They
-// ask again. Pause refuses callers whose deadline is before end, or all callers if all is true.
-func (q *Queue) Pause(end time.Time, all bool, refusal error) {
+// ask again. Pause refuses callers whose deadline is before end, and in a ban all that no other queue may admit.
+func (q *Queue) Pause(end time.Time, ban bool, refusal error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.Len() == 0 {
@@ -430,8 +436,8 @@ func (q *Queue) Pause(end time.Time, all bool, refusal error) {
 	}
 	q.calls.changedNow()
 	q.calls.abort()
-	if all {
-		q.expelAll(refusal)
+	if ban {
+		q.expelAll(refusal, true)
 	}
 	for _, w := range q.waiters.all() {
 		if !q.calls.includes(w) && w.isLate(end) {
@@ -441,13 +447,23 @@ func (q *Queue) Pause(end time.Time, all bool, refusal error) {
 	q.reconcile(time.Now(), nil)
 }
 
+// Refuse refuses all waiting callers, because another quota that they wait for is closed.
+func (q *Queue) Refuse(err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.calls.changedNow()
+	q.calls.abort()
+	q.expelAll(err, false)
+	q.reconcile(time.Now(), nil)
+}
+
 // Close refuses all waiting and all later callers.
 func (q *Queue) Close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.closed = true
 	q.interrupt()
-	q.expelAll(&Refusal{Reason: Closed, Tier: -1})
+	q.expelAll(&Refusal{Reason: Closed, Tier: -1}, false)
 }
 
 // interrupt cancels all reservations and voids the call that is under way.

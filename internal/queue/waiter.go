@@ -46,6 +46,10 @@ type Ticket struct {
 	// the callers behind then leave it out. If nil, the caller waits in this queue only.
 	Option *Option
 
+	// Elsewhere is, in a queue without a Quota, the choice of the queue that admits the caller. Forecasts take
+	// the caller for charged as soon as it may be taken.
+	Elsewhere *Choice
+
 	// place is the caller's number in the order of joining. If zero, it joins now.
 	place uint64
 	// missedStart reports that the caller missed its reserved time, and goes to the head.

@@ -133,6 +133,26 @@ function newCard(name) {
   return c;
 }
 
+// memberRow is a member of a pool: its name, its share of the admissions and its tiers.
+function memberRow() {
+  const li = meterRow('member');
+  li.parts.tiers = add(li, el('ul')).lastChild;
+  return li;
+}
+
+function showMember(parts, m, p) {
+  put(parts.name, title(m.name));
+  put(parts.more, m.weight ? ' rank ' + m.rank + ', weight ' + number(m.weight) : '');
+  put(parts.of, p.counted ? Math.round(m.share * 100) + ' % of admissions' : '');
+  parts.meter.hidden = !p.counted;
+  fill(parts.meter, m.share, 1);
+  const [text, cls] = m.condition === 'unwatched' ? ['Tiers are not watched', 'soft'] : badges[m.condition](m);
+  put(parts.note, text);
+  parts.note.className = 'badge ' + cls;
+  fit(parts.tiers, m.tiers.length, () => meterRow('tier'));
+  m.tiers.forEach((t, i) => showTier(parts.tiers.children[i].parts, t, m, m.policy));
+}
+
 // causes are what requests waited for if no tier decided.
 const causes = {pause: 'pauses', store: 'replies of the store', callers: 'other callers'};
 
@@ -140,8 +160,11 @@ function showCard(c, p) {
   c.policy = p;
   put(c.note, p.note || '');
   c.note.hidden = !p.note;
-  fit(c.tiers, p.tiers.length, () => meterRow('tier'));
-  p.tiers.forEach((t, i) => showTier(c.tiers.children[i].parts, t, p));
+  if (c.isPool !== !!p.members) c.tiers.replaceChildren();
+  c.isPool = !!p.members;
+  fit(c.tiers, p.members ? p.members.length : p.tiers.length, () => p.members ? memberRow() : meterRow('tier'));
+  if (p.members) p.members.forEach((m, i) => showMember(c.tiers.children[i].parts, m, p));
+  else p.tiers.forEach((t, i) => showTier(c.tiers.children[i].parts, t, p, p.name));
   showFacts(c, p);
   const waits = p.decided.filter(d => d.share >= 0.005);
   c.decidedTitle.hidden = waits.length === 0;
@@ -174,18 +197,22 @@ const badges = {
   unwatched: p => [p.counted ? 'Tiers are not watched' : '○ No request yet', 'soft'],
 };
 
-const unknown = p => p.failure === 'unavailable' ? 'The store does not answer' : 'State not known: ' + p.failure;
+const unknown = p => p.failure === 'unavailable' ? 'The store does not answer' :
+  p.failure === 'no_members' ? 'The pool has no members' : 'State not known: ' + p.failure;
+
+// decisive are what has the condition of a policy: the members of a pool that have it, or the policy itself.
+const decisive = p => p.members ? p.members.filter(m => m.condition === p.condition) : [p];
 
 // spentUntil returns when the last of the budgets that are used up begins anew.
 function spentUntil(p) {
-  const ends = p.tiers.filter(t => t.budget && t.remaining <= 0).map(t => t.period_end ? Date.parse(t.period_end) : Infinity);
-  const end = Math.max(...ends);
+  const ends = t => t.period_end ? Date.parse(t.period_end) : Infinity;
+  const end = Math.min(...decisive(p).map(q => Math.max(...q.tiers.filter(t => t.budget && t.remaining <= 0).map(ends))));
   return end < Infinity ? ' until ' + clock(end, false) : '';
 }
 
 function fullUntil(p) {
-  const waits = p.tiers.map(t => t.retry_after_seconds);
-  return waits.some(s => s < 0) ? 'until a request ends' : until(Math.max(...waits));
+  const waits = decisive(p).map(q => q.tiers.map(t => t.retry_after_seconds)).filter(all => all.every(s => s >= 0));
+  return waits.length ? until(Math.min(...waits.map(all => Math.max(...all)))) : 'until a request ends';
 }
 
 // rateOf returns how many a second there were in the last ten seconds, and lastMinute how many in the last minute.
@@ -200,8 +227,8 @@ function showBadge(c) {
 
 const left = s => endless(s) ? '' : ', ' + duration(s) + ' left';
 
-function showTier(parts, t, p) {
-  tierName(parts, t.tier, t.policy, p.name);
+function showTier(parts, t, p, own) {
+  tierName(parts, t.tier, t.policy, own);
   const unit = t.unit === 'requests' ? '' : ' ' + short(t.unit);
   const percent = Math.floor(t.used / t.limit * 100);
   put(parts.of, number(t.used) + ' of ' + number(t.limit) + unit + ' used' + (t.budget ? ', ' + percent + ' %' : ''));
@@ -256,7 +283,7 @@ function showFacts(c, p) {
   showFact(c, 'Queue', number(queued), classes.map(k => number(p.queued[k]) + ' ' + k).join(', '));
   showFact(c, 'In flight', p.counted ? number(p.active) : '', '');
   showFact(c, 'Longest wait', p.counted ? duration(p.longest_wait_seconds) : '', 'ended in the last minute');
-  const foot = p.watched && !p.failure ? ['Guard interval ' + duration(p.guard_seconds) + ', for network delay'] : [];
+  const foot = p.watched && !p.failure && !p.members ? ['Guard interval ' + duration(p.guard_seconds) + ', for network delay'] : [];
   if (p.store) {
     foot.push('store ' + duration(p.store.mean_seconds) + ' on average, ' + duration(p.store.max_seconds) + ' at most');
     foot.push(number(p.store.failed) + ' of ' + plural(p.store.count, 'call') + ' failed in the last minute');

@@ -237,6 +237,34 @@ func (s *site) limiterIn(store throttle.Store, name, spec string) *throttle.Limi
 	return l
 }
 
+// pool returns a watched pool, whose members are names and policies. Two of them have a rank.
+func (s *site) pool(name string, members ...string) *throttle.Pool {
+	s.t.Helper()
+	pool, err := throttle.NewPool()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	pool.Name, pool.Observer = name, s.stats.Observer()
+	for i := 0; i < len(members); i += 2 {
+		p, err := throttle.ParsePolicy("p", members[i+1])
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		l, err := throttle.New(p, nil)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		s.t.Cleanup(l.Close)
+		if err := pool.Add(throttle.Member{Name: members[i], Limiter: l, Rank: i / 4, Weight: 1 + i}); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	if err := s.stats.WatchPool(name, pool); err != nil {
+		s.t.Fatal(err)
+	}
+	return pool
+}
+
 // send sends n requests that need not wait.
 func (s *site) send(l *throttle.Limiter, n int) {
 	s.t.Helper()

@@ -88,10 +88,24 @@ var states = []struct {
 			s.limiter(name, "5/s + 10000/h")
 		}
 	}, []string{"throttle proxy at 127.0.0.1:7411", "web-1", "acme", "No request yet"}},
+	{"pool", func(t *testing.T, s *site) {
+		p := s.pool("models", "east", "5/s", "west", "2/h + 3;algo=concurrency", "north", "9/h")
+		for range 7 {
+			if _, err := p.Acquire(t.Context(), nil); err != nil {
+				t.Error(err)
+			}
+		}
+		_, members := p.Status(t.Context())
+		if err := members[2].Member.Limiter.Pause(t.Context(), 10*time.Minute); err != nil {
+			t.Error(err)
+		}
+		s.pool("none")
+	}, []string{"models", "east", "west", "rank 1", "5/s", "2/h", "Paused until", "The pool has no members"}},
 	{"hostile", func(t *testing.T, s *site) {
 		for i, name := range hostile {
 			s.send(s.limiter(name, fmt.Sprintf("%d/h;unit=requests + 7/h;unit=<b>unit</b>%d", 100+i, i)), 1)
 		}
+		s.pool("pool "+hostile[0], hostile[0], "5/s", hostile[1], "5/s", hostile[2], "5/s")
 	}, hostile[:3]},
 }
 

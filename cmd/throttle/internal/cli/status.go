@@ -41,6 +41,9 @@ type quotaResult struct {
 	Waiting  int     `json:"waiting"`                       // callers, if a page was read
 	Admitted *uint64 `json:"admitted_per_second,omitempty"` // in the last second, if a page was read
 
+	// Share is which part of the requests of its pool a member has admitted in the last five minutes.
+	Share *float64 `json:"share,omitempty"`
+
 	Paused float64 `json:"paused_seconds"`
 	Closed float64 `json:"closed_seconds"`
 	Guard  float64 `json:"guard_seconds"`
@@ -366,7 +369,7 @@ func (f *statusFlags) pageReader(names []string) (statusReader, func(), error) {
 		r := statusResult{Time: s.Time, Quotas: []quotaResult{}}
 		for _, p := range s.Policies {
 			if len(names) == 0 || slices.Contains(names, p.Name) {
-				r.Quotas = append(r.Quotas, pageResult(p))
+				r.Quotas = append(r.Quotas, pageResults(p)...)
 			}
 		}
 		return r, nil
@@ -439,6 +442,24 @@ func newQuotaResult(name string, s throttle.Status) quotaResult {
 		q.Tiers = append(q.Tiers, r)
 	}
 	return q
+}
+
+// pageResults returns the state of a policy on a page. A pool is followed by its members.
+func pageResults(p page.Policy) []quotaResult {
+	all := []quotaResult{pageResult(p)}
+	if n := len(p.Members); n > 0 {
+		all[0].Text = strings.TrimSpace("A pool of " + plural(int64(n), "member") + ". " + all[0].Text)
+	}
+	for _, m := range p.Members {
+		q := pageResult(page.Policy{
+			Name: p.Name + "/" + m.Name, Failure: m.Failure, Tiers: m.Tiers, Paused: m.Paused, Closed: m.Closed, Guard: m.Guard,
+		})
+		if p.Counted {
+			q.Share = &m.Share
+		}
+		all = append(all, q)
+	}
+	return all
 }
 
 // pageResult returns the state of a policy on a page.

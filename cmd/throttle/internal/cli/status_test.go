@@ -188,3 +188,55 @@ func TestFrame(t *testing.T) {
 		t.Errorf("%q", wide)
 	}
 }
+
+// TestStatusOfPool reads a page with a pool: its members follow it, with their tiers and shares.
+func TestStatusOfPool(t *testing.T) {
+	stats := observe.NewStats()
+	pool, err := throttle.NewPool()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool.Name, pool.Observer = "models", stats.Observer()
+	for i, name := range []string{"east", "west"} {
+		l, err := throttle.New(throttle.Policy{Name: "gpt", Tiers: []throttle.Tier{throttle.PerHour(3)}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := pool.Add(throttle.Member{Name: name, Limiter: l, Rank: i}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := stats.WatchPool("models", pool); err != nil {
+		t.Fatal(err)
+	}
+	for range 4 {
+		if err := pool.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	server := httptest.NewServer(page.New(page.Options{Stats: stats}))
+	defer server.Close()
+	out, _, _ := run(t, "", "status", "--json", "--page", server.URL)
+	var r statusResult
+	if err := json.Unmarshal([]byte(out), &r); err != nil || len(r.Quotas) != 3 {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for i, want := range []string{"models", "models/east", "models/west"} {
+		q := r.Quotas[i]
+		if q.Name != want || (len(q.Tiers) == 1) != (i > 0) || i > 0 && (q.Share == nil || *q.Share != []float64{0, 0.75, 0.25}[i]) || i == 0 && q.Share != nil {
+			t.Errorf("%+v, want %s", q, want)
+		}
+	}
+	out, _, _ = run(t, "", "status", "--page", server.URL, "models")
+	for _, want := range []string{"models/east  3/h", "models/west  3/h", "models: A pool of 2 members.", "models/west: 3/h: 1 of 3 used"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is not in\n%s", want, out)
+		}
+	}
+	shown := strings.Join(screenLines(r, nil, 100, false), "\n")
+	for _, want := range []string{" admitted in the last second\n\nmodels/east\n  75 % of the admissions in 5 minutes\n  3/h"} {
+		if !strings.Contains(shown, want) {
+			t.Errorf("%q is not in\n%s", want, shown)
+		}
+	}
+}

@@ -241,6 +241,9 @@ func (q quotaResult) about() string {
 	if q.Admitted != nil {
 		parts = append(parts, fmt.Sprintf("%d admitted in the last second", *q.Admitted))
 	}
+	if q.Share != nil {
+		parts = append(parts, percent(*q.Share)+" of the admissions in 5 minutes")
+	}
 	return strings.Join(parts, ", ")
 }
 
