@@ -60,9 +60,9 @@ func (d *decoder) pool(field string, r *Route) {
 			d.bad(field+"."+name, "is there beside pool: move it into a member, or remove pool")
 		}
 	}
-	for _, name := range slices.Concat(slices.Sorted(maps.Keys(r.Set)), slices.Sorted(maps.Keys(r.Query))) {
-		if credentials.IsName(name) {
-			d.bad(field, "sets %s, which each member of a pool has for itself: move it into the members", name)
+	for at, names := range map[string][]string{".set": credentialsOf(r.Set, credentials.IsName), ".query": credentialsOf(r.Query, credentials.IsParameter)} {
+		for _, name := range names {
+			d.bad(join(field+at, name), "is a credential, which each member of a pool has for itself: move it into the members")
 		}
 	}
 	if len(r.Pool) > mostMembers {
@@ -132,14 +132,26 @@ func (d *decoder) member(field string, m *Member) {
 // hasCredentials reports whether a member sets a header or a parameter that may be a credential: by its name,
 // or because its value refers to a variable or a file, as the path of the address may.
 func (d *decoder) hasCredentials(field string, m *Member) bool {
-	for at, values := range map[string]map[string]Secret{field + ".set": m.Set, field + ".query": m.Query} {
+	refers := func(at string, values map[string]Secret) bool {
 		for name := range values {
-			if value := d.places[join(at, name)]; credentials.IsName(name) || value != nil && strings.Contains(value.Value, "${") {
+			if value := d.places[join(at, name)]; value != nil && strings.Contains(value.Value, "${") {
 				return true
 			}
 		}
+		return false
 	}
-	return strings.Contains(m.To, "${")
+	return len(credentialsOf(m.Set, credentials.IsName)) > 0 || len(credentialsOf(m.Query, credentials.IsParameter)) > 0 ||
+		refers(field+".set", m.Set) || refers(field+".query", m.Query) || strings.Contains(m.To, "${")
+}
+
+// credentialsOf returns the names that credentials have.
+func credentialsOf(values map[string]Secret, isCredential func(name string) bool) (names []string) {
+	for name := range values {
+		if isCredential(name) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // distinct checks that a member is not an earlier one once more.

@@ -92,6 +92,15 @@ func (t *Transports) Known(prefix string) (l *throttle.Limiter, whole bool) {
 	return t.routes[prefix].knownLimiter()
 }
 
+// PoolOf returns the pool in which all requests of a route wait, nil if the route has none, or has one for each
+// model or another key.
+func (t *Transports) PoolOf(prefix string) *throttle.Pool {
+	if q := t.routes[prefix]; q != nil && q.pool != nil {
+		return q.pool.whole()
+	}
+	return nil
+}
+
 // KnownOf is Known for the members of a route's pool.
 func (t *Transports) KnownOf(prefix, member string) (l *throttle.Limiter, whole bool) {
 	if q := t.routes[prefix]; q != nil {

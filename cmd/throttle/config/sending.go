@@ -94,6 +94,11 @@ func newTable(r *Route, quotas map[string]*quotas, observer *throttle.Observer, 
 		}
 	}
 	t.retries = max(4, len(t.members))
+	if !slices.ContainsFunc(t.members, func(s *sender) bool { return s.limiter == nil }) {
+		if _, err := (&passage{table: t}).pool(); err != nil {
+			return nil, nil, err
+		}
+	}
 	if was == nil {
 		t.newest.Store(t)
 		return t, func() {}, nil
@@ -132,6 +137,13 @@ func (t *table) becomes(next *table) {
 	}
 }
 
+// whole returns the pool of all requests, or nil if there are several.
+func (t *table) whole() *throttle.Pool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.pools[""]
+}
+
 // added returns the members of every request that an earlier table does not have.
 func (t *table) added(before *table) (all []throttle.Member) {
 	for _, m := range t.members {
@@ -167,7 +179,8 @@ func (t *table) around(budget *throttle.Limiter) *throttle.Transport {
 	return around
 }
 
-// RoundTrip sends a request to a member. It closes the request's body on every path.
+// RoundTrip sends a request to a member. It closes the request's body on every path. If the limits admit no
+// further attempt, the response or error is that of the last one that was sent.
 func (p *Pool) RoundTrip(req *http.Request) (*http.Response, error) {
 	anonymous, key := p.table.anonymous(req)
 	way := p.table.newPassage(anonymous)
@@ -190,6 +203,11 @@ func (p *Pool) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, err := retry.Config{Transport: t, Max: p.table.retries}.Client().Transport.RoundTrip(anonymous)
 	if resp != nil && resp.Request == anonymous {
 		resp.Request = req
+	}
+	if _, refused := err.(*throttle.WaitError); !refused {
+		if several, ok := err.(interface{ Unwrap() []error }); ok {
+			err = several.Unwrap()[0] // of an attempt, before the refusal of the next
+		}
 	}
 	return resp, err
 }

@@ -285,6 +285,10 @@ func (s *sidecar) apply(cfg *config.Config) error {
 	for _, prefix := range slices.Sorted(maps.Keys(cfg.Routes)) {
 		r := proxyRoute(cfg.Routes[prefix], transports.Of(prefix), base)
 		r.Known, r.Whole = transports.Known(prefix)
+		if len(r.Members) > 0 {
+			r.Pool = transports.PoolOf(prefix)
+			r.Whole = r.Pool != nil
+		}
 		for i, m := range r.Members {
 			r.Members[i].Known, _ = transports.KnownOf(prefix, m.Name)
 		}
@@ -319,7 +323,7 @@ func proxyRoute(r *config.Route, t *throttle.Transport, base *http.Transport) pr
 		own.Base, sending.Base = base, &own
 		remove, drop = slices.Concat(remove, pool.Headers()), pool.Parameters()
 		for _, m := range r.Pool {
-			members = append(members, proxy.Member{Name: m.Name, Quota: m.Quota, Upstream: m.Upstream()})
+			members = append(members, proxy.Member{Name: m.Name, Upstream: m.Upstream()})
 			reads = reads || m.Limits().IsPreset()
 		}
 	} else {

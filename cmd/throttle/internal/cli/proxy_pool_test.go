@@ -68,7 +68,6 @@ func poolFile(settings string, members ...string) string {
 // TestPoolUsesBothMembers checks that two strict APIs behind one route serve clients at the rates of both, and
 // that each receives its own key alone.
 func TestPoolUsesBothMembers(t *testing.T) {
-	t.Parallel()
 	slow, fast := throttletest.New(throttle.PerSecond(5)), throttletest.New(throttle.PerSecond(20))
 	east, west := startDeployment(t, slow.ServeHTTP), startDeployment(t, fast.ServeHTTP)
 	p := startProxy(t, poolFile("max_wait: 1h", member("east", east.URL+"/v1", "policy: 5/s | guard=1s"), member("west", west.URL, "policy: 20/s | guard=1s")), "--access-log")
@@ -102,7 +101,6 @@ func TestPoolUsesBothMembers(t *testing.T) {
 // TestPoolSendsRefusedRequestsAgain checks that what one member refuses another serves, with its whole body,
 // and that clients see the response of the other alone.
 func TestPoolSendsRefusedRequestsAgain(t *testing.T) {
-	t.Parallel()
 	east := startDeployment(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Retry-After", "1")
 		w.WriteHeader(429)
@@ -129,7 +127,6 @@ func TestPoolSendsRefusedRequestsAgain(t *testing.T) {
 
 // TestPoolLeavesMembersThatAreDown checks that requests go to another member while one cannot be reached.
 func TestPoolLeavesMembersThatAreDown(t *testing.T) {
-	t.Parallel()
 	west := startDeployment(t, nil)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -149,7 +146,6 @@ func TestPoolLeavesMembersThatAreDown(t *testing.T) {
 
 // TestPoolAllDown checks the problem of a request that reaches no member.
 func TestPoolAllDown(t *testing.T) {
-	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -165,17 +161,16 @@ func TestPoolAllDown(t *testing.T) {
 // TestPoolCredentialsNeverCross checks that no member receives what the client or another member has as a
 // credential, whatever its name.
 func TestPoolCredentialsNeverCross(t *testing.T) {
-	t.Parallel()
 	east, west := startDeployment(t, nil), startDeployment(t, nil)
 	p := startProxy(t, fmt.Sprintf(`routes:
   /api:
     remove: [X-Trace]
     pool:
       - {name: east, to: %q, policy: 1000/s, set: {X-Odd: east-key-east, Authorization: Bearer east-key-east}}
-      - {name: west, to: %q, policy: 1000/s, query: {ticket: west-key-west}}
+      - {name: west, to: %q, policy: 1000/s, query: {token: west-key-west}}
 `, east.URL, west.URL))
 	for range 20 {
-		a := p.must("/api/x?ticket=canary&tic%6bet=canary&api_key=canary&keep=1", bearer("canary"), "X-Odd: canary", "X-Api-Key: canary", "X-Trace: canary", "Cookie: a=canary", "Keep: 1")
+		a := p.must("/api/x?token=canary&tok%65n=canary&api_key=canary&keep=1", bearer("canary"), "X-Odd: canary", "X-Api-Key: canary", "X-Trace: canary", "Cookie: a=canary", "Keep: 1")
 		if a.status != 200 {
 			t.Fatalf("%+v", a)
 		}
@@ -199,13 +194,13 @@ func TestPoolCredentialsNeverCross(t *testing.T) {
 func TestPoolReloads(t *testing.T) {
 	east, west := startDeployment(t, nil), startDeployment(t, nil)
 	old := member("east", east.URL, "policy: 1/h")
-	p := startProxy(t, poolFile("max_wait: 2h", old))
+	p := startProxy(t, poolFile("max_wait: 9h", old))
 	if a := p.must("/api/x"); a.status != 200 {
 		t.Fatalf("%+v", a)
 	}
 	s := p.storm(3, "/api/x")
 	p.waiting("api", 3)
-	p.write(poolFile("max_wait: 2h", old, member("west", west.URL, "policy: 3/h")))
+	p.write(poolFile("max_wait: 9h", old, member("west", west.URL, "policy: 3/h")))
 	p.reload(1)
 	for range 3 {
 		if a := s.next(t); a.status != 200 || a.header.Get("X-Throttle-Member") != "west" {
@@ -214,10 +209,10 @@ func TestPoolReloads(t *testing.T) {
 	}
 	s = p.storm(2, "/api/x")
 	p.waiting("api", 2)
-	p.write(poolFile("max_wait: 2h", old))
+	p.write(poolFile("max_wait: 9h", old))
 	p.reload(2)
 	p.waiting("api", 2)
-	p.write(poolFile("max_wait: 2h", member("east", east.URL, "policy: 3/h")))
+	p.write(poolFile("max_wait: 9h", member("east", east.URL, "policy: 3/h")))
 	p.reload(3)
 	for range 2 {
 		if a := s.next(t); a.status != 200 || a.header.Get("X-Throttle-Member") != "east" {
@@ -272,9 +267,8 @@ func TestPoolReloadsWhileBusy(t *testing.T) {
 
 // TestPoolRefusals checks that a refusal says what each member waits for.
 func TestPoolRefusals(t *testing.T) {
-	t.Parallel()
 	east, west := startDeployment(t, nil), startDeployment(t, nil)
-	p := startProxy(t, poolFile("max_wait: 1m", member("east", east.URL, "policy: 1/h"), member("west", west.URL, "policy: 1/day, quota: west-quota"))+"observability: {control_token: 0123456789abcdef}\n")
+	p := startProxy(t, poolFile("max_wait: 1m", member("east", east.URL, "policy: 1/h"), member("west", west.URL, "policy: 1/2h, quota: west-quota"))+"observability: {control_token: 0123456789abcdef}\n")
 	for range 2 {
 		if a := p.must("/api/x"); a.status != 200 {
 			t.Fatalf("%+v", a)
@@ -293,15 +287,58 @@ func TestPoolRefusals(t *testing.T) {
 	for i, want := range []struct {
 		name, policy, tier string
 		most               float64
-	}{{"east", "api/east", "1/h", 3601}, {"west", "west-quota", "1/day", 86401}} {
+	}{{"east", "api/east", "1/h", 3601}, {"west", "west-quota", "1/2h0m0s", 7201}} {
 		if m := problem.Members[i]; m.Name != want.name || m.Policy != want.policy || m.Tier != want.tier || m.Wait > want.most || m.Wait < want.most-600 {
 			t.Errorf("member %d is %+v", i, m)
 		}
 	}
-	state := p.must("/_throttle/state.json").body
-	for _, name := range []string{`"api/east"`, `"west-quota"`} {
-		if !strings.Contains(state, name) {
-			t.Errorf("the page lacks %s: %s", name, state)
+	metrics := p.must("/_throttle/metrics").body
+	for _, want := range []string{
+		`throttle_requests_total{policy="api",class="normal",result="admitted",member="east"} 1`,
+		`throttle_tier_usage{policy="api",tier="1/2h0m0s",unit="requests",tier_policy="west-quota",member="west"} 1`,
+	} {
+		if !strings.Contains(metrics, want+"\n") {
+			t.Errorf("the metrics lack %s:\n%s", want, metrics)
+		}
+	}
+	if state := p.must("/_throttle/state.json").body; !strings.Contains(state, `"name":"east"`) || !strings.Contains(state, `"name":"west"`) {
+		t.Errorf("the page lacks the members: %s", state)
+	}
+}
+
+// TestPoolPauses checks that a pause of a member by its name leaves the other ones.
+func TestPoolPauses(t *testing.T) {
+	east, west := startDeployment(t, nil), startDeployment(t, nil)
+	p := startProxy(t, poolFile("max_wait: 1m", member("east", east.URL, "policy: 1000/s"), member("west", west.URL, "policy: 1000/s, rank: 1"))+"observability: {control_token: 0123456789abcdef}\n")
+	pause := func(name string) answer {
+		req, err := http.NewRequest("POST", p.url+"/_throttle/pause", strings.NewReader(fmt.Sprintf(`{"name": %q, "for": "10m"}`, name)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer 0123456789abcdef")
+		resp, err := direct.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer{status: resp.StatusCode, body: string(body)}
+	}
+	if a := pause("api"); a.status != 409 || !strings.Contains(a.body, "such as api/east") {
+		t.Errorf("the pool: %+v", a)
+	}
+	if a := pause("api/north"); a.status != 404 || !strings.Contains(a.body, "api, api/east, api/west") {
+		t.Errorf("no member: %+v", a)
+	}
+	if a := pause("api/east"); a.status != 200 {
+		t.Errorf("a member: %+v", a)
+	}
+	for range 3 {
+		if a := p.must("/api/x"); a.status != 200 || a.header.Get("X-Throttle-Member") != "west" {
+			t.Errorf("%+v", a)
 		}
 	}
 }
@@ -309,7 +346,6 @@ func TestPoolRefusals(t *testing.T) {
 // TestPoolWithinBudgetAndClients checks that the budget of a route and the limits of a client count requests
 // whichever member serves them.
 func TestPoolWithinBudgetAndClients(t *testing.T) {
-	t.Parallel()
 	east, west := startDeployment(t, nil), startDeployment(t, nil)
 	p := startProxy(t, poolFile("budget: 5000/day;budget=true;unit=usd\n    cost: {usd: 1000}", member("east", east.URL, "policy: 1000/s"), member("west", west.URL, "policy: 1000/s"))+
 		"clients:\n  web: {token: web-web-web-web-web, policy: 3/h, max_wait: 1s}\n  job: {token: job-job-job-job-job}\n")
@@ -336,7 +372,6 @@ func TestPoolWithinBudgetAndClients(t *testing.T) {
 
 // TestPoolOfPresets checks that a preset with a quota for each model has one for each at each member.
 func TestPoolOfPresets(t *testing.T) {
-	t.Parallel()
 	answer := func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = io.WriteString(w, `{"usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}}`)
@@ -373,7 +408,6 @@ func TestPoolOfPresets(t *testing.T) {
 
 // TestPoolSticks checks that requests with one key go to one member, and others to all.
 func TestPoolSticks(t *testing.T) {
-	t.Parallel()
 	for _, sticky := range []string{"{body: metadata.user}", "{header: X-Session}"} {
 		east, west := startDeployment(t, nil), startDeployment(t, nil)
 		p := startProxy(t, poolFile("spill: 1s\n    sticky: "+sticky, member("east", east.URL, "policy: 1000/s"), member("west", west.URL, "policy: 1000/s")))
@@ -406,7 +440,6 @@ func TestPoolSticks(t *testing.T) {
 
 // TestPoolPassesBodiesAndLinks checks long bodies, streams, links to the member, and upgrades.
 func TestPoolPassesBodiesAndLinks(t *testing.T) {
-	t.Parallel()
 	next := make(chan bool)
 	var east *deployment
 	east = startDeployment(t, func(w http.ResponseWriter, r *http.Request) {

@@ -11,6 +11,7 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -177,18 +178,18 @@ func (h *Handler) quota(name string) (found string, l *throttle.Limiter, p *prob
 	t := h.table.Load()
 	for _, r := range t.routes {
 		for _, m := range r.Members {
-			if name == m.Quota || name == r.name()+"/"+m.Name {
+			if name == r.name()+"/"+m.Name {
 				if m.Known == nil {
-					return "", nil, apart("member "+m.Name+" of the route "+r.name(), "remove the member from the file")
+					return "", nil, apart("member "+name, "remove the member from the file")
 				}
-				return m.Quota, m.Known, nil
+				return name, m.Known, nil
 			}
 		}
 		switch {
 		case name != r.name() && name != r.Prefix:
 		case r.Known == nil:
 			if len(r.Members) > 0 {
-				return "", nil, badRequest(http.StatusConflict, "name", "The route "+r.name()+" has a pool and no quota in which all its requests count: pause its members, such as "+r.Members[0].Quota+".")
+				return "", nil, badRequest(http.StatusConflict, "name", "The route "+r.name()+" has a pool and no quota in which all its requests count: pause its members, such as "+r.name()+"/"+r.Members[0].Name+".")
 			}
 			return "", nil, apart("route "+r.name(), "give it a budget, which a pause then stops, or pause the API's other limits by removing the route from the file")
 		default:
@@ -210,10 +211,17 @@ func apart(what, fix string) *problem {
 
 // names lists the names that can be paused.
 func (tab *table) names() string {
-	if len(tab.watched) > 20 {
-		return strings.Join(tab.watched[:20], ", ") + " and others"
+	all := slices.Clone(tab.watched)
+	for _, r := range tab.routes {
+		for _, m := range r.Members {
+			all = append(all, r.name()+"/"+m.Name)
+		}
 	}
-	return strings.Join(tab.watched, ", ")
+	slices.Sort(all)
+	if len(all) > 20 {
+		return strings.Join(all[:20], ", ") + " and others"
+	}
+	return strings.Join(all, ", ")
 }
 
 // shortened returns the beginning of a long text.

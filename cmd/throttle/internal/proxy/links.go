@@ -36,7 +36,7 @@ func (t *trip) link(ref string) string {
 	if to.Scheme != "http" && to.Scheme != "https" || to.Host == "" {
 		return ref
 	}
-	rest, below := below(t.upstream(), to)
+	rest, below := t.route.below(to)
 	switch {
 	case below:
 	case parsed.Host == "" || parsed.Scheme == "":

@@ -164,7 +164,7 @@ const explainTime = 250 * time.Millisecond
 // memberWaits returns what the members of the route's pool wait for, if the policy that has refused the request
 // is none of the budget or the client. One refusal asks at a time: a shared store answers once for each member.
 func (t *trip) memberWaits(policy string) (all []memberWait) {
-	if t.route.pool == nil || t.out == nil || strings.HasPrefix(policy, clientPrefix) || strings.HasSuffix(policy, ":budget") || !t.route.waits.TryLock() {
+	if t.route.pool == nil || t.out == nil || strings.HasPrefix(policy, clientPrefix) || strings.HasSuffix(policy, budgetSuffix) || !t.route.waits.TryLock() {
 		return nil
 	}
 	defer t.route.waits.Unlock()

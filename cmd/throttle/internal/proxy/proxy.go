@@ -94,8 +94,8 @@ type Route struct {
 	// first slash.
 	Name string
 
-	// Known is a limiter in whose quotas every request of the route counts. Pages show it before the
-	// first request, and a pause of the route pauses it. If nil, there is none.
+	// Known is a limiter in whose quotas every request of the route counts: with Members, that of its budget.
+	// Pages show it before the first request, and a pause of the route pauses it. If nil, there is none.
 	Known *throttle.Limiter
 
 	// Whole reports that requests count in no quotas but those of Known and of clients. If false, the
@@ -108,6 +108,9 @@ type Route struct {
 	// Members are the members of the pool that is the Base of the Transport, a *config.Pool. If empty,
 	// requests go to Upstream, which is the address of the first member otherwise.
 	Members []Member
+
+	// Pool is the pool of all requests, which pages show. If nil, there is none, or there are several.
+	Pool *throttle.Pool
 
 	// Transport limits and sends the requests. Set its Base, or that of the pool. Its policies need the Observer of the
 	// Handler, or responses do not say how long a request waited.
@@ -149,10 +152,8 @@ type Route struct {
 type Member struct {
 	Name string
 
-	// Quota is the name of its quota on pages and in metrics.
-	Quota string
-
-	// Known is a limiter in whose quotas every request of the member counts, as that of a Route.
+	// Known is a limiter in whose quotas every request of the member counts. A pause of the member pauses it.
+	// If nil, there is none.
 	Known *throttle.Limiter
 
 	// Upstream is the address of its API.

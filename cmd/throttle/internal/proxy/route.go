@@ -49,6 +49,19 @@ func (r *route) member(name string) *Member {
 	return nil
 }
 
+// below returns what follows the address of the upstream, or of any member, in an address, escaped.
+func (r *route) below(u *url.URL) (rest string, ok bool) {
+	if rest, ok = below(r.Upstream, u); ok {
+		return rest, ok
+	}
+	for _, m := range r.Members {
+		if rest, ok = below(m.Upstream, u); ok {
+			return rest, ok
+		}
+	}
+	return "", false
+}
+
 // below returns what follows the address of an upstream in another address, escaped. A link to http leads
 // to an upstream with https, too: APIs behind a balancer write such links.
 func below(up, u *url.URL) (rest string, ok bool) {
