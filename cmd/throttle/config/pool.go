@@ -169,7 +169,7 @@ func (d *decoder) distinct(field string, m, other *Member, name string) {
 // sticky checks the part of a request that chooses a member.
 func (d *decoder) sticky(field string, r *Route) {
 	s := &r.Sticky
-	if !d.filled(field) {
+	if !d.filled(field) || d.hasProblemWithin(field) {
 		return
 	}
 	header, body := d.places[field+".header"] != nil, d.places[field+".body"] != nil
