@@ -221,3 +221,61 @@ func TestPoolChanges(t *testing.T) {
 		}
 	}
 }
+
+// TestPoolReloadsOtherKindsOfMembers checks that requests go to all members when a member gets a preset with
+// quotas for each model, and when it loses it, and that what was charged stays charged.
+func TestPoolReloadsOtherKindsOfMembers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const (
+			hourly = "name: east, to: https://east.example, policy: 4/h, set: {Api-Key: east-key}"
+			west   = "name: west, to: https://west.example, policy: 2/h, set: {Api-Key: west-key}"
+			keyed  = "name: north, to: https://north.example, preset: openai, any_host: true, with: {requests: 1, tokens: 1000000}, set: {Api-Key: north-key}"
+		)
+		parse := func(text string) *config.Config {
+			c, err := loader().Parse([]byte(text), "t.yaml")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return c
+		}
+		transports, err := parse(poolWith("max_wait: 10m, ", hourly)).Transports(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		u := new(upstreams)
+		send := func() error {
+			transport := transports.Of("/x")
+			transport.Base.(*config.Pool).Base = u
+			resp, err := (&http.Client{Transport: transport}).Post("https://east.example/v1/chat/completions", "application/json", strings.NewReader(`{"model": "gpt-4o", "max_tokens": 1}`))
+			if err == nil {
+				resp.Body.Close()
+			}
+			return err
+		}
+		reload := func(members ...string) {
+			t.Helper()
+			if transports, err = transports.Reload(t.Context(), parse(poolWith("max_wait: 10m, ", members...))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		check := func(fixed bool, more int) {
+			t.Helper()
+			if is := transports.PoolOf("/x") != nil; is != fixed {
+				t.Errorf("one pool for all requests: %v", is)
+			}
+			for range more {
+				if err := send(); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		check(true, 2)
+		reload(hourly, keyed) // 1 of 1/m
+		check(false, 3)
+		reload(hourly, west)
+		check(true, 2)
+		if err := send(); err == nil {
+			t.Errorf("more than 4 and 2 an hour: %q", u.seen)
+		}
+	})
+}

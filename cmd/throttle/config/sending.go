@@ -94,7 +94,7 @@ func newTable(r *Route, quotas map[string]*quotas, observer *throttle.Observer, 
 		}
 	}
 	t.retries = max(4, len(t.members))
-	if !slices.ContainsFunc(t.members, func(s *sender) bool { return s.limiter == nil }) {
+	if t.isFixed() {
 		if _, err := (&passage{table: t}).pool(); err != nil {
 			return nil, nil, err
 		}
@@ -113,7 +113,7 @@ func (t *table) becomes(next *table) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.newest.Store(next) // before a request is admitted by a new member
-	same := t.spill == next.spill && t.name == next.name && t.observer == next.observer
+	same := next.isFixed() && t.spill == next.spill && t.name == next.name && t.observer == next.observer
 	var stay, removed []string
 	for _, m := range t.members {
 		now := next.member(m.Name)
@@ -122,7 +122,7 @@ func (t *table) becomes(next *table) {
 			continue
 		}
 		stay = append(stay, m.Name)
-		same = same && m.limiter != nil && m.limiter == now.limiter && m.Rank == now.Rank && m.Weight == now.Weight
+		same = same && m.limiter == now.limiter && m.Rank == now.Rank && m.Weight == now.Weight
 	}
 	if len(stay) == 0 {
 		return
@@ -137,6 +137,11 @@ func (t *table) becomes(next *table) {
 	}
 }
 
+// isFixed reports whether the limiters of all members are those of every request.
+func (t *table) isFixed() bool {
+	return !slices.ContainsFunc(t.members, func(s *sender) bool { return s.limiter == nil })
+}
+
 // whole returns the pool of all requests, or nil if there are several.
 func (t *table) whole() *throttle.Pool {
 	t.mu.Lock()
@@ -144,10 +149,10 @@ func (t *table) whole() *throttle.Pool {
 	return t.pools[""]
 }
 
-// added returns the members of every request that an earlier table does not have.
+// added returns the members that an earlier table does not have.
 func (t *table) added(before *table) (all []throttle.Member) {
 	for _, m := range t.members {
-		if before.member(m.Name) == nil && m.limiter != nil {
+		if before.member(m.Name) == nil {
 			all = append(all, m.in(m.limiter))
 		}
 	}

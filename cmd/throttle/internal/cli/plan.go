@@ -135,29 +135,11 @@ type planRefusal struct {
 }
 
 func (f *planFlags) play(ctx context.Context, policies []string, count string) (*planResult, error) {
-	n, err := strconv.ParseInt(strings.NewReplacer(",", "", "_", "").Replace(count), 10, 64)
-	if err != nil || n < 0 || n > mostRequests {
-		return nil, usagef("the number of requests is %q: it must be a whole number from 0 to %d, after the policies", count, int64(mostRequests))
-	}
-	if f.workers < 0 {
-		return nil, usagef("--workers is %d: it must be at least 1, or 0 for as many as the policy admits", f.workers)
-	}
-	if err := checkAnswers(f.answers); err != nil {
-		return nil, err
-	}
-	start, err := parseStart(f.start)
+	result, cost, err := f.read(count)
 	if err != nil {
 		return nil, err
 	}
-	cost, err := parseCosts(f.costs)
-	if err != nil {
-		return nil, err
-	}
-	if f.pool && f.workers > 0 {
-		return nil, usagef("--pool plans for as many workers as the policies admit: leave --workers out")
-	}
-	counted := map[string]bool{}
-	result := &planResult{Requests: n, Workers: f.workers, Answers: f.answers.Seconds(), Start: start}
+	counted := map[string]bool{algorithms.Requests: true}
 	var all []played
 	var batches []simulate.Batch
 	for _, text := range policies {
@@ -165,12 +147,11 @@ func (f *planFlags) play(ctx context.Context, policies []string, count string) (
 		if err != nil {
 			return nil, err
 		}
-		counted[algorithms.Requests] = true
 		for _, t := range p.policy.Tiers {
 			counted[cmp.Or(t.Unit, algorithms.Requests)] = true
 		}
 		all = append(all, p)
-		batches = append(batches, simulate.Batch{Policy: p.policy, Count: n, Cost: p.cost, Workers: f.workers, Answers: f.answers, Start: start})
+		batches = append(batches, simulate.Batch{Policy: p.policy, Count: result.Requests, Cost: p.cost, Workers: f.workers, Answers: f.answers, Start: result.Start})
 	}
 	if f.pool {
 		if result.Pool, err = share(ctx, batches); err != nil {
@@ -190,6 +171,28 @@ func (f *planFlags) play(ctx context.Context, policies []string, count string) (
 		}
 	}
 	return result, nil
+}
+
+// read checks the flags. It returns a result without plans, and what a request costs.
+func (f *planFlags) read(count string) (*planResult, throttle.Cost, error) {
+	n, err := strconv.ParseInt(strings.NewReplacer(",", "", "_", "").Replace(count), 10, 64)
+	switch {
+	case err != nil || n < 0 || n > mostRequests:
+		return nil, nil, usagef("the number of requests is %q: it must be a whole number from 0 to %d, after the policies", count, int64(mostRequests))
+	case f.workers < 0:
+		return nil, nil, usagef("--workers is %d: it must be at least 1, or 0 for as many as the policy admits", f.workers)
+	case f.pool && f.workers > 0:
+		return nil, nil, usagef("--pool plans for as many workers as the policies admit: leave --workers out")
+	}
+	if err := checkAnswers(f.answers); err != nil {
+		return nil, nil, err
+	}
+	start, err := parseStart(f.start)
+	if err != nil {
+		return nil, nil, err
+	}
+	cost, err := parseCosts(f.costs)
+	return &planResult{Requests: n, Workers: f.workers, Answers: f.answers.Seconds(), Start: start}, cost, err
 }
 
 // share makes batches the parts of one batch that goes over the policies of all.

@@ -184,11 +184,11 @@ func (h *Handler) show(t *table, name string, l *throttle.Limiter) {
 }
 
 // shown records the error of what cannot be watched.
-func (t *table) shown(name string, err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if err != nil && !slices.Contains(t.unwatched, name) { // so many others are
-		t.unwatched = append(t.unwatched, name)
+func (tab *table) shown(name string, err error) {
+	tab.mu.Lock()
+	defer tab.mu.Unlock()
+	if err != nil && !slices.Contains(tab.unwatched, name) { // so many others are
+		tab.unwatched = append(tab.unwatched, name)
 	}
 }
 
