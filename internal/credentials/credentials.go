@@ -28,7 +28,7 @@ func Replace(req *http.Request, rewrite func(*http.Request) error) (*http.Reques
 	if target.Header == nil {
 		target.Header = make(http.Header)
 	}
-	had := remove(target)
+	had := Remove(target)
 	if err := rewrite(target); err != nil {
 		return nil, fmt.Errorf("failed: %w", Hide(target, err))
 	}
@@ -50,9 +50,10 @@ func Replace(req *http.Request, rewrite func(*http.Request) error) (*http.Reques
 	return target, nil
 }
 
-// remove removes the credentials of a request: header fields, query parameters, cookies and the user of the URL.
-// It also removes the fields that name an account. It reports whether there were credentials other than cookies.
-func remove(req *http.Request) (any bool) {
+// Remove removes the credentials of a request: header fields, query parameters, cookies and the user of the URL.
+// It also removes the fields that name an account. It changes the request's Header and URL, and reports whether
+// there were credentials other than cookies.
+func Remove(req *http.Request) (any bool) {
 	any = removeFields(req.Header)
 	if req.URL.User != nil {
 		req.URL.User, any = nil, true

@@ -128,12 +128,12 @@ type Fallback struct {
 	Workers int `json:"workers,omitempty"`
 }
 
-// A Route leads from a prefix of the proxy to an API. It has a Preset or a Policy.
+// A Route leads from a prefix of the proxy to an API. It has a Preset, a Policy or a Pool.
 type Route struct {
 	// To is the address of the API, such as https://api.openai.com/v1, without a / at its end. Its path
 	// may have references as those of a Secret: https://api.telegram.org/bot${env:TOKEN}. They stay
-	// references here.
-	To string `json:"to"`
+	// references here. A route with a Pool has none.
+	To string `json:"to,omitempty"`
 
 	// Preset is the name of a preset, such as "openai": throttle providers lists all.
 	Preset string `json:"preset,omitempty"`
@@ -154,6 +154,20 @@ type Route struct {
 
 	// Policy is the limits as throttle.ParsePolicy reads them, such as "5/s + 10000/h | guard=auto".
 	Policy string `json:"policy,omitempty"`
+
+	// Pool is several deployments, regions or accounts of one owner instead of To and limits. Each has an
+	// address, limits and credentials of its own, and a request goes to the one that admits it first. The
+	// credentials of clients reach none of them.
+	Pool []*Member `json:"pool,omitempty"`
+
+	// Spill is how long a request waits for the members of the lowest rank, or for the one that Sticky
+	// chooses, before the other members may serve it. A request that is known to wait longer goes on at
+	// once. If zero, a request goes on if it would have to wait.
+	Spill time.Duration `json:"spill,omitempty"`
+
+	// Sticky makes requests with the same key prefer the same member of the Pool, such as the one that has
+	// cached the beginning of a prompt. If empty, no member is preferred within a rank.
+	Sticky Sticky `json:"sticky,omitzero"`
 
 	// Name names the quota in the store, in errors and in metrics. Programs that share a quota use
 	// the same name. Routes with the same name share a quota, and must have the same limits. If
@@ -206,8 +220,9 @@ type Route struct {
 	Timeout time.Duration `json:"timeout,omitempty"`
 
 	prefix   string
-	upstream *url.URL // with the values of references
-	secrets  []Secret // in upstream and Query
+	field    string   // in the file
+	upstream *url.URL // with the values of references; of a pool, that of its first member
+	secrets  []Secret // in upstream and Query, and of the members of a pool
 	limits   Limits
 	budget   throttle.Policy // without tiers if there is none
 	class    throttle.Class
@@ -216,7 +231,8 @@ type Route struct {
 // Prefix returns the prefix of the route's paths in the proxy, such as "/openai".
 func (r *Route) Prefix() string { return r.prefix }
 
-// Upstream returns a copy of To, parsed, with the values of its references: show its Host alone.
+// Upstream returns a copy of To, or of that of the first member of a Pool, parsed, with the values of its
+// references: show its Host alone.
 func (r *Route) Upstream() *url.URL {
 	u := *r.upstream
 	return &u
@@ -226,7 +242,8 @@ func (r *Route) Upstream() *url.URL {
 // it is and as it is in an address. What a program shows of responses must not contain them.
 func (r *Route) Secrets() []Secret { return slices.Clone(r.secrets) }
 
-// Limits returns the limits of the route, with Name, MaxWait and MaxQueue applied.
+// Limits returns the limits of the route, with Name, MaxWait and MaxQueue applied. A route with a Pool has
+// none beside those of the members.
 func (r *Route) Limits() Limits { return r.limits }
 
 // DefaultClass returns Class, parsed.
@@ -235,6 +252,70 @@ func (r *Route) DefaultClass() throttle.Class { return r.class }
 // Allows reports whether a client may use the route.
 func (r *Route) Allows(client string) bool {
 	return len(r.Clients) == 0 || slices.Contains(r.Clients, client)
+}
+
+// A Member is one deployment, region or account of a Pool. It has a Preset or a Policy.
+type Member struct {
+	// Name names the member in the pool: letters, digits, hyphens, points and underscores.
+	Name string `json:"name"`
+
+	// To is the address of the member's API, as that of a Route. Paths of the route continue it.
+	To string `json:"to"`
+
+	// Preset is the name of a preset, With are its parameters, Models those of single models, and AnyHost
+	// applies it to any host, as those of a Route.
+	Preset string `json:"preset,omitempty"`
+
+	// With are the parameters of the preset.
+	With map[string]string `json:"with,omitempty"`
+
+	// Models are the parameters of single models, by pattern.
+	Models map[string]map[string]string `json:"models,omitempty"`
+
+	// AnyHost applies the preset to the host of To, even if it is not a host of the preset.
+	AnyHost bool `json:"any_host,omitempty"`
+
+	// Policy is the limits as throttle.ParsePolicy reads them, such as "5/s + 10000/h".
+	Policy string `json:"policy,omitempty"`
+
+	// Quota names the member's quota in the store, in errors and in metrics. Routes, members of other
+	// pools and programs with the same name share it. If empty, the name of the route, / and Name.
+	Quota string `json:"quota,omitempty"`
+
+	// Rank orders the members: those of rank 0 are preferred to those of rank 1, and so on.
+	Rank int `json:"rank,omitempty"`
+
+	// Weight is the member's share of the requests among members of its Rank that have room at the same
+	// time. If zero, 1.
+	Weight int `json:"weight,omitempty"`
+
+	// Set sets headers of requests to the member, such as {Authorization: "Bearer ${env:EAST_KEY}"}.
+	Set map[string]Secret `json:"set,omitempty"`
+
+	// Query sets parameters in the query of requests to the member, such as {apikey: "${env:EAST_KEY}"}.
+	Query map[string]Secret `json:"query,omitempty"`
+
+	// NoCredentials states that the member's API needs no credentials. If false, Set, Query or the path of
+	// To must have some.
+	NoCredentials bool `json:"no_credentials,omitempty"`
+
+	route *Route // the member as a route of its own, whose Name is that of the quota
+}
+
+// Upstream returns a copy of To, as Route.Upstream does.
+func (m *Member) Upstream() *url.URL { return m.route.Upstream() }
+
+// Limits returns the limits of the member, with the name of its quota.
+func (m *Member) Limits() Limits { return m.route.limits }
+
+// A Sticky is the part of a request whose value chooses a member.
+type Sticky struct {
+	// Header is the name of a header, such as X-Session-Id.
+	Header string `json:"header,omitempty"`
+
+	// Body is the name of a field of a body in JSON, such as prompt_cache_key or user, with points before
+	// fields inside of fields. A body of more than MaxBody has none.
+	Body string `json:"body,omitempty"`
 }
 
 // DefaultMaxKeys is how many accounts a Key keeps at most.

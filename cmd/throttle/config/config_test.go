@@ -45,8 +45,8 @@ func TestExample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := len(c.Routes); got != 7 {
-		t.Errorf("%d routes, want 7", got)
+	if got := len(c.Routes); got != 8 {
+		t.Errorf("%d routes, want 8", got)
 	}
 	for prefix := range c.Routes {
 		if _, err := c.Transport(prefix, nil); err != nil {

@@ -352,6 +352,10 @@ var empty = map[string]string{
 	"Route.models":      "name a model, such as gpt-4o",
 	"Route.budget":      "write a budget such as 1000/day;budget=true",
 	"Route.query":       "write {NAME: VALUE}",
+	"Route.pool":        "name its members",
+	"Member.models":     "name a model, such as gpt-4o",
+	"Member.query":      "write {NAME: VALUE}",
+	"Member.quota":      "name the quota",
 	"Client.policy":     "write a policy such as 5/s",
 	"Client.budget":     "write a budget such as 1000/day;budget=true",
 }
@@ -372,7 +376,7 @@ func isField(text string) bool { _, ok := allFields()[text]; return ok }
 
 var allFields = sync.OnceValue(func() map[string]int {
 	all := make(map[string]int)
-	for _, v := range []any{Config{}, Store{}, Fallback{}, Route{}, Key{}, Client{}, Timeouts{}, Observability{}} {
+	for _, v := range []any{Config{}, Store{}, Fallback{}, Route{}, Member{}, Sticky{}, Key{}, Client{}, Timeouts{}, Observability{}} {
 		maps.Copy(all, fieldsOf(reflect.TypeOf(v)))
 	}
 	return all

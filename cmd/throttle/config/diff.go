@@ -100,7 +100,11 @@ func (c *Config) Since(old *Config) Changes {
 
 // quotas returns what the transport of a route is made of.
 func (c *Config) quotas(r *Route) []any {
-	all := []any{r.Name, r.limits.String(), r.limits.models, r.limits.host, r.MaxWait, r.MaxQueue, r.Key, r.budget.String(), r.Cost, r.Timeout}
+	all := []any{r.Name, r.limits.String(), r.limits.models, r.limits.host, r.MaxWait, r.MaxQueue, r.Key, r.budget.String(), r.Cost, r.Timeout, r.Spill}
+	for _, m := range r.Pool {
+		own := m.route.limits
+		all = append(all, m.Name, m.Rank, m.Weight, m.Quota, own.String(), own.models, own.host)
+	}
 	for _, name := range slices.Sorted(maps.Keys(c.Clients)) {
 		if own := c.Clients[name].own; len(own.Tiers) > 0 && r.Allows(name) {
 			all = append(all, name, own.String())
@@ -112,6 +116,12 @@ func (c *Config) quotas(r *Route) []any {
 // settings returns what the file says about a route, and the values of its references.
 func (r *Route) settings() Route {
 	s := *r
-	s.limits, s.budget = Limits{}, throttle.Policy{}
+	s.limits, s.budget, s.Pool = Limits{}, throttle.Policy{}, nil
+	for _, m := range r.Pool {
+		own := *m
+		settings := m.route.settings()
+		own.route = &settings
+		s.Pool = append(s.Pool, &own)
+	}
 	return s
 }

@@ -35,7 +35,8 @@ func (c *Config) Transports(s throttle.Store) (*Transports, error) {
 
 // Reload returns the transports of the next Config on the same store. What is charged stays charged.
 // Requests that wait keep their places where the limits are the same, or those of a policy, a budget or
-// a client have changed. Where a preset has changed, later requests have a queue of their own.
+// a client have changed. Where a preset has changed, later requests have a queue of their own. Requests that
+// wait for a pool may go to members that were added, and go to none that was removed, unless all were.
 // A quota whose limits are the same keeps its Observer and its Alert.
 //
 // After an error nothing has changed. A shared store that does not answer until ctx ends gets the new
@@ -54,6 +55,9 @@ func (t *Transports) Reload(ctx context.Context, next *Config) (*Transports, err
 			undo()
 		}
 		return nil, err
+	}
+	for _, finish := range o.finish {
+		finish()
 	}
 	return all, nil
 }
@@ -85,9 +89,32 @@ func (t *Transports) Clients() map[string]*throttle.Limiter {
 // its preset that have no key. It is nil if there are none. Whole reports that the requests of the route
 // count in no other quotas, except those of clients.
 func (t *Transports) Known(prefix string) (l *throttle.Limiter, whole bool) {
-	switch q := t.routes[prefix]; {
+	return t.routes[prefix].knownLimiter()
+}
+
+// PoolOf returns the pool in which all requests of a route wait, nil if the route has none, or has one for each
+// model or another key.
+func (t *Transports) PoolOf(prefix string) *throttle.Pool {
+	if q := t.routes[prefix]; q != nil && q.pool != nil {
+		return q.pool.whole()
+	}
+	return nil
+}
+
+// KnownOf is Known for the members of a route's pool.
+func (t *Transports) KnownOf(prefix, member string) (l *throttle.Limiter, whole bool) {
+	if q := t.routes[prefix]; q != nil {
+		return q.members[member].knownLimiter()
+	}
+	return nil, false
+}
+
+func (q *quotas) knownLimiter() (l *throttle.Limiter, whole bool) {
+	switch {
 	case q == nil:
 		return nil, false
+	case q.pool != nil:
+		return q.budget.limiter, true
 	case q.preset != nil:
 		return q.preset.known, q.preset.whole
 	case q.limits.group != nil:
@@ -108,6 +135,9 @@ type quotas struct {
 	nested  *throttle.Limiter // of the policy in the budget; nil if there is no budget, or there are keys
 	preset  *presetQuotas     // with its budget; nil for a policy
 	clients map[string]quota  // by client
+
+	pool    *table             // nil without a pool
+	members map[string]*quotas // of a pool, by name
 }
 
 // A presetQuotas has the quotas of a preset.
@@ -152,6 +182,7 @@ type opening struct {
 	store  throttle.Store
 	before *Transports // nil if nothing was open
 	undo   []func()    // what takes back the changes so far, the last one first
+	finish []func()    // changes that cannot fail, after all others
 }
 
 // open opens the quotas of one route.
@@ -179,10 +210,10 @@ func (o *opening) route(r *Route) (q *quotas, err error) {
 		was = o.before.routes[r.prefix]
 	}
 	q = &quotas{clients: make(map[string]quota)}
-	if r.limits.IsPreset() {
-		q.preset, err = o.preset(r, was.preset)
+	if len(r.Pool) > 0 {
+		err = o.pool(r, was, q)
 	} else {
-		err = o.policy(r, was, q)
+		err = o.limits(r, was, q)
 	}
 	if err != nil {
 		return nil, err
@@ -203,6 +234,44 @@ func (o *opening) route(r *Route) (q *quotas, err error) {
 	}
 	q.transport = q.assemble(r)
 	return q, nil
+}
+
+// limits opens the quotas of a route's preset or policy, and of its budget.
+func (o *opening) limits(r *Route, was, q *quotas) (err error) {
+	if r.limits.IsPreset() {
+		q.preset, err = o.preset(r, was.preset)
+		return err
+	}
+	return o.policy(r, was, q)
+}
+
+// pool opens the quotas of the members of a route, and of its budget.
+func (o *opening) pool(r *Route, was, q *quotas) (err error) {
+	q.members = make(map[string]*quotas)
+	for _, m := range r.Pool {
+		own, before := new(quotas), was.members[m.Name]
+		if before == nil {
+			before = new(quotas)
+		}
+		if err := o.limits(m.route, before, own); err != nil {
+			return fmt.Errorf("member %s: %w", m.Name, err)
+		}
+		own.transport = own.assemble(m.route)
+		q.members[m.Name] = own
+	}
+	if len(r.budget.Tiers) > 0 {
+		p := o.config.budgetOf(r)
+		p.IgnoreReports = true // they are about one member
+		if q.budget, err = o.quota(was.budget, p, nil); err != nil {
+			return err
+		}
+	}
+	var change func()
+	if q.pool, change, err = newTable(r, q.members, o.config.Observer, was.pool); err != nil {
+		return err
+	}
+	o.finish = append(o.finish, change)
+	return nil
 }
 
 // policy opens the quotas of a route's policy and of its budget.
@@ -355,7 +424,11 @@ func (o *opening) undoOpening(name string) {
 		return
 	}
 	for _, q := range o.before.routes {
-		for _, was := range []quota{q.limits, q.budget} {
+		open := []quota{q.limits, q.budget}
+		for _, m := range q.members {
+			open = append(open, m.limits)
+		}
+		for _, was := range open {
 			if was.limiter != nil && was.policy.Name == name {
 				o.undo = append(o.undo, func() { _, _ = throttle.New(was.policy, o.store) })
 				return
@@ -368,12 +441,16 @@ func (o *opening) undoOpening(name string) {
 func (q *quotas) assemble(r *Route) *throttle.Transport {
 	t := new(throttle.Transport)
 	counts := func(*http.Request) bool { return true }
-	if q.preset != nil {
+	switch {
+	case q.pool != nil:
+		t = q.pool.around(q.budget.limiter)
+	case q.preset != nil:
 		*t, counts = *q.preset.transport, q.preset.counts
-	} else {
+		t.AttemptTimeout = r.Timeout
+	default:
 		t.Route = q.routeOfPolicy(r.Key)
+		t.AttemptTimeout = r.Timeout
 	}
-	t.AttemptTimeout = r.Timeout
 	clientUnits := make(map[string]map[string]bool)
 	for name, client := range q.clients {
 		clientUnits[name] = units(client.policy.Tiers)
@@ -391,7 +468,9 @@ func (q *quotas) assemble(r *Route) *throttle.Transport {
 			}
 		}
 	}
-	t.Cost = r.costs(t.Cost, counts, clientUnits)
+	if t.Cost = r.costs(t.Cost, counts, clientUnits); q.pool != nil {
+		t.Cost = counted(t.Cost, units(r.budget.Tiers), clientUnits)
+	}
 	return t
 }
 
@@ -416,10 +495,12 @@ func (q *quotas) routeOfPolicy(key Key) func(*http.Request) *throttle.Limiter {
 // estimated returns the units that the limits of the route estimate.
 func (r *Route) estimated() map[string]bool {
 	all := make(map[string]bool)
-	for _, p := range r.limits.Policies() {
-		for _, t := range p.Tiers {
-			if t.Estimated {
-				all[t.Unit] = true
+	for _, part := range r.parts() {
+		for _, p := range part.limits.Policies() {
+			for _, t := range p.Tiers {
+				if t.Estimated {
+					all[t.Unit] = true
+				}
 			}
 		}
 	}
@@ -481,5 +562,17 @@ func (r *Route) costs(preset func(*http.Request) throttle.Cost, counts func(*htt
 			}
 		}
 		return cost
+	}
+}
+
+// counted returns a cost without the units that neither all requests nor those of their client count.
+func counted(cost func(*http.Request) throttle.Cost, all map[string]bool, clients map[string]map[string]bool) func(*http.Request) throttle.Cost {
+	if cost == nil {
+		return nil
+	}
+	return func(req *http.Request) throttle.Cost {
+		c, client := cost(req), clients[ClientOf(req.Context())]
+		maps.DeleteFunc(c, func(unit string, _ int64) bool { return unit != algorithms.Requests && !all[unit] && !client[unit] })
+		return c
 	}
 }

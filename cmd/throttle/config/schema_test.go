@@ -83,7 +83,7 @@ func schema(t *testing.T) *jsonschema.Schema {
 	client, route := root.Properties["clients"].AdditionalProperties, root.Properties["routes"].AdditionalProperties
 	enum(client.Properties["class"], "interactive", "normal", "batch")
 	enum(route.Properties["class"], "interactive", "normal", "batch")
-	one, least, most := 1, 1.0, 1e6
+	one, members, none, least, ranks, most := 1, 64, 0.0, 1.0, 1e3, 1e6
 	workers := root.Properties["store"].Properties["fallback"]
 	workers.Required, workers.Properties["workers"].Minimum = []string{"workers"}, &least
 	key := route.Properties["key"].Properties["max_keys"]
@@ -93,9 +93,30 @@ func schema(t *testing.T) *jsonschema.Schema {
 	root.Properties["clients"].MinProperties, root.Properties["routes"].MinProperties = &one, &one
 	root.Properties["routes"].PropertyNames = of(`{"pattern": "^/([A-Za-z0-9_.~-]+(/[A-Za-z0-9_.~-]+)*)?$"}`)
 	root.Properties["store"].Not = of(`{"required": ["redis", "file"]}`)
-	route.Properties["to"].Pattern = "^https?://[^/@?#$]+(/[^@?#]*)?$"
-	route.OneOf = []*jsonschema.Schema{of(`{"required": ["preset"]}`), of(`{"required": ["policy"], "properties": {"with": false, "models": false, "any_host": false}}`)}
-	var names []string
+	member := route.Properties["pool"].Items
+	route.Properties["pool"].MinItems, route.Properties["pool"].MaxItems = &one, &members
+	member.Properties["name"].Pattern = "^[A-Za-z0-9._-]{1,100}$"
+	member.Properties["rank"].Minimum, member.Properties["rank"].Maximum = &none, &ranks
+	member.Properties["weight"].Minimum, member.Properties["weight"].Maximum = &least, &most
+	member.Properties["query"].MinProperties = &one
+	route.Properties["sticky"].OneOf = []*jsonschema.Schema{of(`{"required": ["header"]}`), of(`{"required": ["body"]}`)}
+	member.OneOf = []*jsonschema.Schema{of(`{"required": ["preset"]}`), of(`{"required": ["policy"], "properties": {"with": false, "models": false, "any_host": false}}`)}
+	route.OneOf = []*jsonschema.Schema{
+		of(`{"required": ["to", "preset"], "properties": {"spill": false, "sticky": false}}`),
+		of(`{"required": ["to", "policy"], "properties": {"with": false, "models": false, "any_host": false, "spill": false, "sticky": false}}`),
+		of(`{"required": ["pool"], "properties": {"to": false, "preset": false, "policy": false, "with": false, "models": false, "any_host": false, "key": false}}`),
+	}
+	for _, target := range []*jsonschema.Schema{route, member} {
+		target.Properties["to"].Pattern = "^https?://[^/@?#$]+(/[^@?#]*)?$"
+		presets(target, of)
+	}
+	return root
+}
+
+// presets adds the names of presets and their parameters to the schema of a route or a member.
+func presets(target *jsonschema.Schema, of func(string) *jsonschema.Schema) {
+	var names []any
+	one := 1
 	for _, p := range providers.Presets() {
 		names = append(names, p.Name)
 		parameters := func() *jsonschema.Schema {
@@ -119,13 +140,12 @@ func schema(t *testing.T) *jsonschema.Schema {
 			then.Required = []string{"with"}
 		}
 		var name any = p.Name
-		route.AllOf = append(route.AllOf, &jsonschema.Schema{
+		target.AllOf = append(target.AllOf, &jsonschema.Schema{
 			If:   &jsonschema.Schema{Properties: map[string]*jsonschema.Schema{"preset": {Const: &name}}, Required: []string{"preset"}},
 			Then: then,
 		})
 	}
-	enum(route.Properties["preset"], names...)
-	return root
+	target.Properties["preset"].Enum = names
 }
 
 // parameter returns the schema of a parameter of a preset.
@@ -148,6 +168,8 @@ func describe(s *jsonschema.Schema, t reflect.Type, comments map[string]string) 
 		describe(s, t.Elem(), comments)
 	case reflect.Map:
 		describe(s.AdditionalProperties, t.Elem(), comments)
+	case reflect.Slice:
+		describe(s.Items, t.Elem(), comments)
 	case reflect.Struct:
 		for i := range t.NumField() {
 			name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
@@ -193,6 +215,9 @@ func TestSchemaAgrees(t *testing.T) {
 	route := func(settings string) string {
 		return "routes: {/x: {to: https://api.example.com, " + settings + "}}"
 	}
+	pool := func(members ...string) string {
+		return "routes: {/x: {pool: [{" + strings.Join(members, "}, {") + "}]}}"
+	}
 	for _, c := range []struct {
 		text string
 		ok   bool
@@ -216,8 +241,26 @@ func TestSchemaAgrees(t *testing.T) {
 		{route("policy: 5/s, key: {header: Authorization}"), true},
 		{route("policy: 5/s, key: {header: Authorization, max_keys: 5}, query: {a: b}"), true},
 		{"routes: {/x: {to: \"https://a.b/bot${env:A}\", policy: 5/s}}", true},
+		{pool("name: east, to: https://a.b, policy: 5/s, set: {Api-Key: x}"), true},
+		{pool("name: east, to: https://a.b, policy: 5/s, no_credentials: true", "name: west, to: https://c.d, preset: github, any_host: true, rank: 1, weight: 3, quota: w, query: {key: x}"), true},
+		{"routes: {/x: {spill: 1s, sticky: {body: user}, pool: [{name: a, to: https://a.b, policy: 5/s, no_credentials: true}]}}", true},
 
 		{"{}", false},
+		{"routes: {/x: {pool: []}}", false},
+		{"routes: {/x: {sticky: {}, pool: [{name: a, to: https://a.b, policy: 5/s, no_credentials: true}]}}", false},
+		{"routes: {/x: {sticky: {header: a, body: b}, pool: [{name: a, to: https://a.b, policy: 5/s, no_credentials: true}]}}", false},
+		{"routes: {/x: {to: https://a.b, pool: [{name: a, to: https://a.b, policy: 5/s, no_credentials: true}]}}", false},
+		{"routes: {/x: {policy: 5/s, pool: [{name: a, to: https://a.b, policy: 5/s, no_credentials: true}]}}", false},
+		{route("policy: 5/s, spill: 1s"), false},
+		{route("policy: 5/s, sticky: {header: a}"), false},
+		{pool("to: https://a.b, policy: 5/s, no_credentials: true"), false},
+		{pool("name: a/b, to: https://a.b, policy: 5/s, no_credentials: true"), false},
+		{pool("name: a, policy: 5/s, no_credentials: true"), false},
+		{pool("name: a, to: https://a.b, no_credentials: true"), false},
+		{pool("name: a, to: https://a.b, policy: 5/s, preset: github, no_credentials: true"), false},
+		{pool("name: a, to: https://a.b, policy: 5/s, rank: -1, no_credentials: true"), false},
+		{pool("name: a, to: https://a.b, policy: 5/s, weight: 0, no_credentials: true"), false},
+		{pool("name: a, to: https://a.b, preset: openai, any_host: true, with: {requests: 1}, no_credentials: true"), false},
 		{"routes: {}", false},
 		{"version: 2\n" + route("policy: 5/s"), false},
 		{"colour: red\n" + route("policy: 5/s"), false},

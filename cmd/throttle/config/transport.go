@@ -60,6 +60,9 @@ func (c closer) Close() error { return c() }
 // nor removes them: do so before, because the account of a request may be in them. Its Base is nil,
 // which Base may fill, and its AttemptTimeout is the route's Timeout.
 //
+// Of a route with a pool, the transport takes requests to the first member. Its Base is a [*Pool], which
+// sends them to the members with their credentials, and whose Base may be filled.
+//
 // With a nil store, the transport has quotas of its own. Then the limits of a client count the
 // requests of this transport alone. A program that reads its file again uses [Config.Transports].
 func (c *Config) Transport(prefix string, s throttle.Store) (*throttle.Transport, error) {

@@ -271,18 +271,22 @@ const budgetSuffix = ":budget"
 
 // route checks a route and prepares what its methods return.
 func (d *decoder) route(c *Config, r *Route, field string) {
+	r.field = field
 	d.prefix(field, r.prefix)
-	d.upstream(field+".to", r)
 	setDefault(&r.Name, strings.TrimPrefix(r.prefix, "/"))
 	if r.Name == "" {
 		d.bad(field, "lacks a name: the route of / needs name: NAME, the name of its quota")
-	} else if strings.ContainsFunc(r.Name, func(c rune) bool { return c < ' ' }) || len(r.Name) > 200 ||
-		strings.HasSuffix(r.Name, budgetSuffix) || strings.HasPrefix(r.Name, clientPrefix) {
-		d.bad(field+".name", "is %q: it must have at most 200 characters, no control characters, no %s at its end, and no %s at its beginning",
-			r.Name, budgetSuffix, clientPrefix)
+	} else {
+		d.quotaName(field+".name", r.Name)
 	}
-	d.limits(field, r)
-	d.key(field+".key", r)
+	if d.places[field+".pool"] != nil {
+		d.pool(field, r)
+	} else {
+		d.upstream(field+".to", r)
+		d.limits(field, r)
+		d.key(field+".key", r)
+		d.withoutPool(field)
+	}
 	r.budget = d.budget(field+".budget", r.Budget)
 	r.budget.Name = r.Name + budgetSuffix
 	r.class = d.class(field+".class", r.Class)
@@ -302,6 +306,15 @@ func (d *decoder) route(c *Config, r *Route, field string) {
 	d.body(field+".max_body", r.MaxBody)
 	setDefault(&r.MaxBody, c.MaxBody)
 	setDefault(&r.MaxBody, DefaultMaxBody)
+}
+
+// quotaName checks the name of a quota.
+func (d *decoder) quotaName(field, name string) {
+	if strings.ContainsFunc(name, func(c rune) bool { return c < ' ' }) || len(name) > 200 ||
+		strings.HasSuffix(name, budgetSuffix) || strings.HasPrefix(name, clientPrefix) {
+		d.bad(field, "is %q: it must have at most 200 characters, no control characters, no %s at its end, and no %s at its beginning",
+			name, budgetSuffix, clientPrefix)
+	}
 }
 
 // prefix checks a route's prefix.
@@ -664,23 +677,29 @@ func isHeaderValue(text string) bool {
 	return !strings.ContainsFunc(text, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f })
 }
 
-// names checks that prefixes differ not by case alone, and that routes with the same name have the
-// same limits.
+// names checks that prefixes differ not by case alone, and that routes and members with the same name have
+// the same limits.
 func (d *decoder) names(c *Config) {
 	first, folded := make(map[string]*Route), make(map[string]string)
+	same := func(r *Route, field string) {
+		other := first[r.Name]
+		if other == nil {
+			first[r.Name] = r
+			return
+		}
+		if r.limits.String() != other.limits.String() || r.limits.host != other.limits.host || r.budget.String() != other.budget.String() || r.Key != other.Key {
+			d.bad(field, "is %q, the quota of %s, which has other limits: give each its own name, or both the same limits, key and budget", r.Name, other.field)
+		}
+	}
 	for _, prefix := range slices.Sorted(maps.Keys(c.Routes)) {
 		r := c.Routes[prefix]
 		if other, taken := folded[strings.ToLower(prefix)]; taken {
 			d.bad("routes."+prefix, "differs from %s by case alone: use another prefix", other)
 		}
 		folded[strings.ToLower(prefix)] = prefix
-		other := first[r.Name]
-		if other == nil {
-			first[r.Name] = r
-			continue
-		}
-		if r.limits.String() != other.limits.String() || r.limits.host != other.limits.host || r.budget.String() != other.budget.String() || r.Key != other.Key {
-			d.bad("routes."+prefix+".name", "is %q, the quota of routes.%s, which has other limits: give each its own name, or both the same limits, key and budget", r.Name, other.prefix)
+		same(r, "routes."+prefix+".name")
+		for _, m := range r.members() {
+			same(m, m.field+".quota")
 		}
 	}
 }
@@ -691,23 +710,30 @@ func (d *decoder) counted(c *Config) {
 	whole := true
 	for _, prefix := range slices.Sorted(maps.Keys(c.Routes)) {
 		r, field := c.Routes[prefix], "routes."+prefix
-		if !r.limits.IsPreset() && len(r.limits.policy.Tiers) == 0 || r.limits.IsPreset() && d.hasProblemWithin(field+".with") {
-			whole = false
-			continue // its problems are reported
-		}
-		costs := r.charges()
-		maps.Copy(charged, costs)
-		if !r.limits.IsPreset() {
-			d.uncharged(field+".policy", r.Policy, units(r.limits.policy.Tiers), costs)
-		}
-		limited := units(r.budget.Tiers)
-		d.uncharged(field+".budget", r.Budget, limited, costs)
+		costs, limited := map[string]bool{algorithms.Requests: true}, units(r.budget.Tiers)
 		for _, client := range c.Clients {
 			maps.Copy(limited, units(client.own.Tiers))
 		}
-		for _, p := range r.limits.Policies() {
-			maps.Copy(limited, units(p.Tiers))
+		known := len(r.parts()) > 0
+		for _, part := range r.parts() {
+			if !part.limits.IsPreset() && len(part.limits.policy.Tiers) == 0 || part.limits.IsPreset() && d.hasProblemWithin(part.field+".with") {
+				known = false // its problems are reported
+				continue
+			}
+			own := part.charges()
+			maps.Copy(costs, own)
+			if !part.limits.IsPreset() {
+				d.uncharged(part.field+".policy", part.Policy, units(part.limits.policy.Tiers), own)
+			}
+			for _, p := range part.limits.Policies() {
+				maps.Copy(limited, units(p.Tiers))
+			}
 		}
+		if whole = whole && known; !known {
+			continue
+		}
+		maps.Copy(charged, costs)
+		d.uncharged(field+".budget", r.Budget, units(r.budget.Tiers), costs)
 		for _, unit := range slices.Sorted(maps.Keys(r.Cost)) {
 			if !limited[unit] {
 				d.bad(join(field+".cost", unit), "is a unit that nothing limits: add a budget, or a tier with unit=%s", unit)
@@ -738,7 +764,11 @@ func (d *decoder) kept(c *Config) {
 		}
 	}
 	for _, prefix := range slices.Sorted(maps.Keys(c.Routes)) {
-		check("routes."+prefix, append(c.Routes[prefix].limits.Policies(), c.Routes[prefix].budget)...)
+		r := c.Routes[prefix]
+		check("routes."+prefix, append(r.limits.Policies(), r.budget)...)
+		for _, m := range r.members() {
+			check(m.field, m.limits.Policies()...)
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Clients)) {
 		check("clients."+name, c.Clients[name].own)

@@ -36,6 +36,13 @@ func (r *planResult) text(width int) string {
 	for _, p := range r.Plans {
 		scale = max(scale, p.run.Length())
 	}
+	if p := r.Pool; p != nil {
+		verb := "takes"
+		if p.Refused {
+			verb = "admits " + thousands(p.Admitted) + " requests in"
+		}
+		fmt.Fprintf(&b, "\nThe pool %s %s, until %s: %s requests per second\n", verb, length(ofSeconds(p.Seconds)), clock(p.End), strconv.FormatFloat(p.Average, 'g', 4, 64))
+	}
 	if len(r.Plans) > 1 {
 		b.WriteString("\n" + r.table(width))
 	}
@@ -48,12 +55,19 @@ func (r *planResult) text(width int) string {
 // table returns the policies side by side.
 func (r *planResult) table(width int) string {
 	rows := [][]string{{"policy", "takes", "ends", "binds most"}}
+	if r.Pool != nil {
+		rows[0] = append(rows[0], "requests")
+	}
 	for _, p := range r.Plans {
 		takes, ends := length(p.run.Length()), clock(p.End)
 		if p.Refused != nil {
 			takes, ends = "refused", "after "+thousands(p.Admitted)
 		}
-		rows = append(rows, []string{p.Policy, takes, ends, p.most()})
+		row := []string{p.Policy, takes, ends, p.most()}
+		if r.Pool != nil {
+			row = append(row, thousands(p.Admitted))
+		}
+		rows = append(rows, row)
 	}
 	return fitted("  ", rows, 0, width)
 }

@@ -29,7 +29,8 @@ many requests go in an hour. plan sends nothing: it plays the limiter in virtual
 time.
 
 LIMITS is a text such as '5/s + 10000/h', or a preset such as github. plan compares
-several of them.
+several of them. With --pool they are the members of one pool: each request goes
+to the one that admits it first.
 
 Exit codes: 64 bad usage, 78 a bad policy.`,
 		Example: `  throttle plan '5/s + 10000/h' 40000
@@ -37,7 +38,8 @@ Exit codes: 64 bad usage, 78 a bad policy.`,
   throttle plan etherscan 100000
   throttle plan openai:requests=500,tokens=30000 2000 --cost tokens=800 \
     --request 'POST https://api.openai.com/v1/responses'
-  throttle plan github 20000 --request 'GET https://api.github.com/repos/o/r'`,
+  throttle plan github 20000 --request 'GET https://api.github.com/repos/o/r'
+  throttle plan 300/min 100/min 40000 --pool`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) < 2 {
 				return usagef("plan needs a policy and a number of requests, such as '5/s + 10000/h' 40000")
@@ -58,10 +60,12 @@ Exit codes: 64 bad usage, 78 a bad policy.`,
 	flags.StringSliceVar(&f.costs, "cost", nil, "what a request costs, as `unit=n`, with commas between several")
 	flags.StringVar(&f.start, "start", "", "the `time` at which the batch begins, as 2006-01-02T15:04:05Z (default now)")
 	flags.StringVar(&f.request, "request", "", "the `request` to play, for a preset with several quotas, as 'GET https://host/path'")
+	flags.BoolVar(&f.pool, "pool", false, "plan one batch over all of the policies, as the members of a pool")
 	return cmd
 }
 
 type planFlags struct {
+	pool           bool
 	workers        int64
 	answers        time.Duration
 	costs          []string
@@ -75,6 +79,17 @@ type planResult struct {
 	Answers  float64   `json:"answers_seconds"`
 	Start    time.Time `json:"start"`
 	Plans    []*plan   `json:"plans"`
+
+	Pool *poolPlan `json:"pool,omitempty"` // whose members have the plans
+}
+
+// A poolPlan is how the batch goes over the policies of a pool.
+type poolPlan struct {
+	Admitted int64     `json:"admitted"`
+	Seconds  float64   `json:"duration_seconds"`
+	End      time.Time `json:"end"`
+	Average  float64   `json:"requests_per_second"`
+	Refused  bool      `json:"refused,omitempty"` // the budgets refuse the others
 }
 
 // A plan is how the batch goes under one policy.
@@ -120,37 +135,31 @@ type planRefusal struct {
 }
 
 func (f *planFlags) play(ctx context.Context, policies []string, count string) (*planResult, error) {
-	n, err := strconv.ParseInt(strings.NewReplacer(",", "", "_", "").Replace(count), 10, 64)
-	if err != nil || n < 0 || n > mostRequests {
-		return nil, usagef("the number of requests is %q: it must be a whole number from 0 to %d, after the policies", count, int64(mostRequests))
-	}
-	if f.workers < 0 {
-		return nil, usagef("--workers is %d: it must be at least 1, or 0 for as many as the policy admits", f.workers)
-	}
-	if err := checkAnswers(f.answers); err != nil {
-		return nil, err
-	}
-	start, err := parseStart(f.start)
+	result, cost, err := f.read(count)
 	if err != nil {
 		return nil, err
 	}
-	cost, err := parseCosts(f.costs)
-	if err != nil {
-		return nil, err
-	}
-	counted := map[string]bool{}
-	result := &planResult{Requests: n, Workers: f.workers, Answers: f.answers.Seconds(), Start: start}
+	counted := map[string]bool{algorithms.Requests: true}
+	var all []played
+	var batches []simulate.Batch
 	for _, text := range policies {
 		p, err := parsePlayed(text, f.request, cost)
 		if err != nil {
 			return nil, err
 		}
-		counted[algorithms.Requests] = true
 		for _, t := range p.policy.Tiers {
 			counted[cmp.Or(t.Unit, algorithms.Requests)] = true
 		}
-		b := simulate.Batch{Policy: p.policy, Count: n, Cost: p.cost, Workers: f.workers, Answers: f.answers, Start: start}
-		one, err := playOne(ctx, b, p)
+		all = append(all, p)
+		batches = append(batches, simulate.Batch{Policy: p.policy, Count: result.Requests, Cost: p.cost, Workers: f.workers, Answers: f.answers, Start: result.Start})
+	}
+	if f.pool {
+		if result.Pool, err = share(ctx, batches); err != nil {
+			return nil, err
+		}
+	}
+	for i, p := range all {
+		one, err := playOne(ctx, batches[i], p)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", p.text, err)
 		}
@@ -162,6 +171,51 @@ func (f *planFlags) play(ctx context.Context, policies []string, count string) (
 		}
 	}
 	return result, nil
+}
+
+// read checks the flags. It returns a result without plans, and what a request costs.
+func (f *planFlags) read(count string) (*planResult, throttle.Cost, error) {
+	n, err := strconv.ParseInt(strings.NewReplacer(",", "", "_", "").Replace(count), 10, 64)
+	switch {
+	case err != nil || n < 0 || n > mostRequests:
+		return nil, nil, usagef("the number of requests is %q: it must be a whole number from 0 to %d, after the policies", count, int64(mostRequests))
+	case f.workers < 0:
+		return nil, nil, usagef("--workers is %d: it must be at least 1, or 0 for as many as the policy admits", f.workers)
+	case f.pool && f.workers > 0:
+		return nil, nil, usagef("--pool plans for as many workers as the policies admit: leave --workers out")
+	}
+	if err := checkAnswers(f.answers); err != nil {
+		return nil, nil, err
+	}
+	start, err := parseStart(f.start)
+	if err != nil {
+		return nil, nil, err
+	}
+	cost, err := parseCosts(f.costs)
+	return &planResult{Requests: n, Workers: f.workers, Answers: f.answers.Seconds(), Start: start}, cost, err
+}
+
+// share makes batches the parts of one batch that goes over the policies of all.
+func share(ctx context.Context, batches []simulate.Batch) (*poolPlan, error) {
+	pooled, err := simulate.PlayPool(ctx, batches)
+	if err != nil {
+		var never *simulate.NeverError
+		if errors.As(err, &never) {
+			err = &usageError{err}
+		}
+		return nil, err
+	}
+	p := &poolPlan{Seconds: pooled.Length.Seconds(), End: batches[0].Start.Add(pooled.Length), Refused: pooled.Refused}
+	for i, n := range pooled.Shares {
+		p.Admitted += n
+		if batches[i].Count = n; n == 0 {
+			batches[i].Cost = nil // which the policy may never admit
+		}
+	}
+	if p.Seconds > 0 {
+		p.Average = float64(p.Admitted) / p.Seconds
+	}
+	return p, nil
 }
 
 // parseStart parses an instant. If empty, it is now.

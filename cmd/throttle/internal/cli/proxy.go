@@ -285,6 +285,13 @@ func (s *sidecar) apply(cfg *config.Config) error {
 	for _, prefix := range slices.Sorted(maps.Keys(cfg.Routes)) {
 		r := proxyRoute(cfg.Routes[prefix], transports.Of(prefix), base)
 		r.Known, r.Whole = transports.Known(prefix)
+		if len(r.Members) > 0 {
+			r.Pool = transports.PoolOf(prefix)
+			r.Whole = r.Pool != nil
+		}
+		for i, m := range r.Members {
+			r.Members[i].Known, _ = transports.KnownOf(prefix, m.Name)
+		}
 		table.Routes = append(table.Routes, r)
 	}
 	table.Clients = proxyClients(cfg, transports.Clients())
@@ -309,15 +316,27 @@ func (s *sidecar) reloaded(cfg *config.Config) (*config.Transports, error) {
 // proxyRoute returns a route of the proxy.
 func proxyRoute(r *config.Route, t *throttle.Transport, base *http.Transport) proxy.Route {
 	sending := *t
-	sending.Base = base
+	remove, drop, reads := r.Remove, []string(nil), r.Limits().IsPreset()
+	var members []proxy.Member
+	if pool, ok := t.Base.(*config.Pool); ok {
+		own := *pool
+		own.Base, sending.Base = base, &own
+		remove, drop = slices.Concat(remove, pool.Headers()), pool.Parameters()
+		for _, m := range r.Pool {
+			members = append(members, proxy.Member{Name: m.Name, Upstream: m.Upstream()})
+			reads = reads || m.Limits().IsPreset()
+		}
+	} else {
+		sending.Base = base
+	}
 	var secrets []string
 	for _, secret := range r.Secrets() {
 		secrets = append(secrets, secret.Reveal())
 	}
 	return proxy.Route{
-		Prefix: r.Prefix(), Name: r.Name, Upstream: r.Upstream(), Transport: &sending, Class: r.DefaultClass(), Set: revealed(r.Set), Remove: r.Remove,
-		Query: revealed(r.Query), Secrets: secrets, Key: r.Key.Header,
-		MaxBody: int64(r.MaxBody), ReadsResponses: r.Limits().IsPreset(), Allows: r.Allows,
+		Prefix: r.Prefix(), Name: r.Name, Upstream: r.Upstream(), Members: members, Transport: &sending, Class: r.DefaultClass(), Set: revealed(r.Set), Remove: remove,
+		Query: revealed(r.Query), Drop: drop, Secrets: secrets, Key: r.Key.Header,
+		MaxBody: int64(r.MaxBody), ReadsResponses: reads, Allows: r.Allows,
 	}
 }
 
@@ -359,7 +378,12 @@ func (s *sidecar) reload() {
 func (s *sidecar) routes() []string {
 	var all []string
 	for _, prefix := range slices.Sorted(maps.Keys(s.config.Routes)) {
-		all = append(all, prefix+" → "+s.config.Routes[prefix].Upstream().Host)
+		r := s.config.Routes[prefix]
+		hosts := []string{r.Upstream().Host}
+		for i, m := range r.Pool {
+			hosts = append(hosts[:i], m.Name+" "+m.Upstream().Host)
+		}
+		all = append(all, prefix+" → "+strings.Join(hosts, ", "))
 	}
 	return all
 }

@@ -328,8 +328,13 @@ func quotasIn(loaded *config.Config) (all []keyed) {
 		if r.Limits().IsPreset() {
 			continue // its budget is among its own quotas
 		}
-		if r.Key.Header == "" {
+		if r.Key.Header == "" && len(r.Pool) == 0 {
 			add(r.Limits().Policies()[0], "")
+		}
+		for _, m := range r.Pool {
+			if !m.Limits().IsPreset() {
+				add(m.Limits().Policies()[0], "")
+			}
 		}
 		if p, err := throttle.ParsePolicy(r.Name+":budget", r.Budget); r.Budget != "" && err == nil {
 			add(p, "")

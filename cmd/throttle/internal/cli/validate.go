@@ -4,8 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/apithrottle/throttle/cmd/throttle/config"
@@ -27,6 +30,7 @@ type validated struct {
 	Routes   int       `json:"routes,omitempty"`
 	Clients  int       `json:"clients,omitempty"`
 	Store    string    `json:"store,omitempty"` // redis, file or process
+	Pools    []pool    `json:"pools,omitempty"`
 	Problems []problem `json:"problems,omitempty"`
 
 	err error
@@ -36,6 +40,52 @@ type validated struct {
 type policy struct {
 	Name   string `json:"name"`
 	Policy string `json:"policy"`
+}
+
+// A pool is the pool of a route.
+type pool struct {
+	Route   string       `json:"route"`
+	Spill   float64      `json:"spill_seconds,omitempty"`
+	Members []poolMember `json:"members"`
+}
+
+// A poolMember is a member of a pool.
+type poolMember struct {
+	Name   string `json:"name"`
+	Host   string `json:"host"`
+	Limits string `json:"limits"`
+	Quota  string `json:"quota"`
+	Rank   int    `json:"rank"`
+	Weight int    `json:"weight"`
+}
+
+// text returns the members as lines.
+func (p pool) text() string {
+	rows := [][]string{{"member", "host", "limits", "quota", "rank", "weight"}}
+	for _, m := range p.Members {
+		rows = append(rows, []string{m.Name, m.Host, m.Limits, m.Quota, strconv.Itoa(m.Rank), strconv.Itoa(m.Weight)})
+	}
+	spill := ""
+	if p.Spill > 0 {
+		spill = fmt.Sprintf(", spills after %v", ofSeconds(p.Spill))
+	}
+	return fmt.Sprintf("  %s: a pool of %s%s\n%s", p.Route, plural(int64(len(p.Members)), "member"), spill, aligned("    ", rows))
+}
+
+// poolsOf returns the pools of a file.
+func poolsOf(loaded *config.Config) (all []pool) {
+	for _, prefix := range slices.Sorted(maps.Keys(loaded.Routes)) {
+		r := loaded.Routes[prefix]
+		if len(r.Pool) == 0 {
+			continue
+		}
+		p := pool{Route: prefix, Spill: r.Spill.Seconds()}
+		for _, m := range r.Pool {
+			p.Members = append(p.Members, poolMember{m.Name, m.Upstream().Host, m.Limits().String(), m.Quota, m.Rank, m.Weight})
+		}
+		all = append(all, p)
+	}
+	return all
 }
 
 // A problem is a problem of an argument.
@@ -110,6 +160,9 @@ func (r validateResult) text() string {
 		default:
 			fmt.Fprintf(&b, "%s: ok: %s, %s, quotas in %s\n", v.Input, plural(int64(v.Routes), "route"), plural(int64(v.Clients), "client"),
 				map[string]string{"redis": "Redis", "file": "a file", "process": "this process"}[v.Store])
+			for _, p := range v.Pools {
+				b.WriteString(p.text())
+			}
 		}
 	}
 	return b.String()
@@ -137,7 +190,7 @@ func (c *command) validateOne(arg string, withoutSecrets bool) validated {
 	case err != nil:
 		v.Problems = []problem{{Message: err.Error()}}
 	default:
-		v.Routes, v.Clients, v.Store = len(loaded.Routes), len(loaded.Clients), "process"
+		v.Routes, v.Clients, v.Store, v.Pools = len(loaded.Routes), len(loaded.Clients), "process", poolsOf(loaded)
 		if !loaded.Store.Redis.IsZero() {
 			v.Store = "redis"
 		} else if loaded.Store.File != "" {

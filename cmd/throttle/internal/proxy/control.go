@@ -11,6 +11,7 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -176,11 +177,21 @@ func readWish(w http.ResponseWriter, r *http.Request, verb string) (ask Wish, er
 func (h *Handler) quota(name string) (found string, l *throttle.Limiter, p *problem) {
 	t := h.table.Load()
 	for _, r := range t.routes {
+		for _, m := range r.Members {
+			if name == r.name()+"/"+m.Name {
+				if m.Known == nil {
+					return "", nil, apart("member "+name, "remove the member from the file")
+				}
+				return name, m.Known, nil
+			}
+		}
 		switch {
 		case name != r.name() && name != r.Prefix:
 		case r.Known == nil:
-			return "", nil, badRequest(http.StatusConflict, "name", "The route "+r.name()+" counts each model, account or another key apart, and has no quota in which all its requests count: "+
-				"give it a budget, which a pause then stops, or pause the API's other limits by removing the route from the file.")
+			if len(r.Members) > 0 {
+				return "", nil, badRequest(http.StatusConflict, "name", "The route "+r.name()+" has a pool and no quota in which all its requests count: pause its members, such as "+r.name()+"/"+r.Members[0].Name+".")
+			}
+			return "", nil, apart("route "+r.name(), "give it a budget, which a pause then stops, or pause the API's other limits by removing the route from the file")
 		default:
 			return r.name(), r.Known, nil
 		}
@@ -193,12 +204,24 @@ func (h *Handler) quota(name string) (found string, l *throttle.Limiter, p *prob
 	return "", nil, badRequest(http.StatusNotFound, "name", fmt.Sprintf("No route has the name %q: the names are %s.", shortened(name), t.names()))
 }
 
+// apart returns the problem of a pause of what has no quota in which all requests count.
+func apart(what, fix string) *problem {
+	return badRequest(http.StatusConflict, "name", "The "+what+" counts each model, account or another key apart, and has no quota in which all its requests count: "+fix+".")
+}
+
 // names lists the names that can be paused.
 func (tab *table) names() string {
-	if len(tab.watched) > 20 {
-		return strings.Join(tab.watched[:20], ", ") + " and others"
+	all := slices.Clone(tab.watched)
+	for _, r := range tab.routes {
+		for _, m := range r.Members {
+			all = append(all, r.name()+"/"+m.Name)
+		}
 	}
-	return strings.Join(tab.watched, ", ")
+	slices.Sort(all)
+	if len(all) > 20 {
+		return strings.Join(all[:20], ", ") + " and others"
+	}
+	return strings.Join(all, ", ")
 }
 
 // shortened returns the beginning of a long text.

@@ -58,7 +58,7 @@ func (h *Handler) forward(w http.ResponseWriter, req *http.Request, t *trip) {
 func (t *trip) outgoing(req *http.Request) *http.Request {
 	req.Header = t.header(req.Header)
 	req.URL = t.route.url(t.rest, t.route.withQuery(req.URL.RawQuery), req.URL.ForceQuery)
-	t.sent = req.URL
+	t.out, t.sent = req, req.URL
 	req.Host = t.route.Upstream.Host
 	req.RequestURI = ""
 	req.Trailer = nil // it could say what the headers must not
@@ -194,6 +194,9 @@ type hinted struct{ base http.RoundTripper }
 
 func (h hinted) RoundTrip(req *http.Request) (*http.Response, error) {
 	t := tripOf(req.Context())
+	if t.member != "" {
+		t.sent = req.URL
+	}
 	i := &t.hints
 	switch trace := httptrace.ContextClientTrace(req.Context()); {
 	case i.w == nil: // an upgrade, for which the ReverseProxy has a hook

@@ -115,14 +115,20 @@ func (r *Route) name() string {
 	return cmp.Or(r.Name, strings.TrimPrefix(r.Prefix, "/"), "/")
 }
 
-// clientPrefix begins the names of clients' limits on pages.
-const clientPrefix = "client:"
+// clientPrefix begins the names of clients' limits on pages, and budgetSuffix ends those of budgets of pools.
+const (
+	clientPrefix = "client:"
+	budgetSuffix = ":budget"
+)
 
 // names returns the names that pages show for a table.
 func (t Table) names() []string {
 	names := make([]string, 0, len(t.Routes))
 	for _, r := range t.Routes {
 		names = append(names, r.name())
+		if len(r.Members) > 0 && r.Known != nil {
+			names = append(names, r.name()+budgetSuffix)
+		}
 	}
 	for _, c := range t.Clients {
 		if c.Quota != nil {
@@ -144,7 +150,10 @@ func (h *Handler) watch(old, next *table, t Table) {
 		}
 	}
 	for _, r := range t.Routes {
-		if was := old.routes[r.Prefix]; r.Known != nil && (r.Whole || was == nil || !was.used.Load()) {
+		switch was := old.routes[r.Prefix]; {
+		case len(r.Members) > 0:
+			h.showPool(next, r)
+		case r.Known != nil && (r.Whole || was == nil || !was.used.Load()):
 			h.show(next, r.name(), r.Known)
 		}
 	}
@@ -161,13 +170,25 @@ func (h *Handler) watch(old, next *table, t Table) {
 	}
 }
 
+// showPool makes the pages show the pool of a route with its members, and its budget.
+func (h *Handler) showPool(t *table, r Route) {
+	t.shown(r.name(), h.opts.Stats.WatchPool(r.name(), r.Pool))
+	if r.Known != nil {
+		h.show(t, r.name()+budgetSuffix, r.Known)
+	}
+}
+
 // show makes the pages show a limiter.
 func (h *Handler) show(t *table, name string, l *throttle.Limiter) {
-	err := h.opts.Stats.Watch(name, l)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if err != nil && !slices.Contains(t.unwatched, name) { // so many others are
-		t.unwatched = append(t.unwatched, name)
+	t.shown(name, h.opts.Stats.Watch(name, l))
+}
+
+// shown records the error of what cannot be watched.
+func (tab *table) shown(name string, err error) {
+	tab.mu.Lock()
+	defer tab.mu.Unlock()
+	if err != nil && !slices.Contains(tab.unwatched, name) { // so many others are
+		tab.unwatched = append(tab.unwatched, name)
 	}
 }
 
@@ -191,6 +212,8 @@ func (h *Handler) notes(policies []page.Policy) map[string]string {
 	for _, r := range t.routes {
 		switch name := r.name(); {
 		case r.Whole:
+		case len(r.Members) > 0:
+			notes[name] = countsApart
 		case r.used.Load():
 			notes[name] = firstUsed
 		case r.Known != nil:

@@ -29,10 +29,22 @@ type problem struct {
 	Wait   float64 `json:"wait_seconds,omitempty"`
 	Until  string  `json:"until,omitempty"`
 
+	Members []memberWait `json:"members,omitempty"` // of a pool
+
 	retryAfter          time.Duration // rounded up; zero for no header
 	allow, authenticate string        // headers
 	trip                *trip         // nil if the request was not for an upstream
 	closes              bool          // the connection closes
+}
+
+// A memberWait is what a request would wait for at a member of a pool.
+type memberWait struct {
+	Name   string  `json:"name"`
+	Policy string  `json:"policy,omitempty"`
+	Tier   string  `json:"tier,omitempty"`
+	Reason string  `json:"reason,omitempty"` // of a refusal
+	Wait   float64 `json:"wait_seconds,omitempty"`
+	Until  string  `json:"until,omitempty"`
 }
 
 // typePrefix begins the Type of problems: the page that explains them.
@@ -120,9 +132,13 @@ func (h *Handler) problemOf(t *trip, err error) *problem {
 	case t.body != nil && t.body.stop():
 		return lateBody()
 	case errors.As(err, &refused):
-		return refusal(refused)
+		p := refusal(refused)
+		p.Members = t.memberWaits(refused.Policy)
+		return p
 	case t.stopped.Load() == stoppedLate:
-		return refusal(&throttle.WaitError{Policy: t.policy, Err: throttle.ErrDeadline, Bound: throttle.BoundContext})
+		p := refusal(&throttle.WaitError{Policy: t.policy, Err: throttle.ErrDeadline, Bound: throttle.BoundContext})
+		p.Members = t.memberWaits(t.policy)
+		return p
 	case t.incoming.Context().Err() != nil:
 		return nil
 	}
@@ -133,9 +149,37 @@ func (h *Handler) problemOf(t *trip, err error) *problem {
 	}
 	p.Detail = p.Title + ": " + kind + "."
 	if now := time.Now().Unix(); t.route.logged.Swap(now) != now {
-		h.opts.Log.Warn("an upstream failed", "route", t.route.Prefix, "upstream", t.route.Upstream.Host, "status", p.Status, "error", kind)
+		attrs := []any{"route", t.route.Prefix, "upstream", t.upstream().Host, "status", p.Status, "error", kind}
+		if t.member != "" {
+			attrs = append(attrs, "member", t.member)
+		}
+		h.opts.Log.Warn("an upstream failed", attrs...)
 	}
 	return p
+}
+
+// explainTime bounds the time in which a refusal asks what the members of a pool wait for.
+const explainTime = 250 * time.Millisecond
+
+// memberWaits returns what the members of the route's pool wait for, if the policy that has refused the request
+// is none of the budget or the client. One refusal asks at a time: a shared store answers once for each member.
+func (t *trip) memberWaits(policy string) (all []memberWait) {
+	if t.route.pool == nil || t.out == nil || strings.HasPrefix(policy, clientPrefix) || strings.HasSuffix(policy, budgetSuffix) || !t.route.waits.TryLock() {
+		return nil
+	}
+	defer t.route.waits.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context, explainTime)
+	defer cancel()
+	for _, w := range t.route.pool.Waits(ctx, t.out) {
+		m := memberWait{Name: w.Member, Policy: w.By, Tier: w.Tier, Wait: w.Wait.Seconds()}
+		var e *throttle.WaitError
+		if errors.As(w.Err, &e) {
+			p := refusal(e)
+			m = memberWait{w.Member, p.Policy, p.Tier, p.Reason, p.Wait, p.Until}
+		}
+		all = append(all, m)
+	}
+	return all
 }
 
 // refusal returns the problem of a refusal by a limiter.

@@ -21,7 +21,7 @@
 //
 // # What is written to logs
 //
-// Logs have the prefix of the route, the name of the client, the method, the status and times. They never have paths,
+// Logs have the prefix of the route, the names of the member and of the client, the method, the status and times. They never have paths,
 // queries, bodies, headers or tokens, nor texts that a client or an upstream has sent.
 //
 // # Speed
@@ -94,8 +94,8 @@ type Route struct {
 	// first slash.
 	Name string
 
-	// Known is a limiter in whose quotas every request of the route counts. Pages show it before the
-	// first request, and a pause of the route pauses it. If nil, there is none.
+	// Known is a limiter in whose quotas every request of the route counts: with Members, that of its budget.
+	// Pages show it before the first request, and a pause of the route pauses it. If nil, there is none.
 	Known *throttle.Limiter
 
 	// Whole reports that requests count in no quotas but those of Known and of clients. If false, the
@@ -105,7 +105,14 @@ type Route struct {
 	// Upstream is the address of the API. Its path precedes what follows the prefix.
 	Upstream *url.URL
 
-	// Transport limits and sends the requests. Set its Base. Its policies need the Observer of the
+	// Members are the members of the pool that is the Base of the Transport, a *config.Pool. If empty,
+	// requests go to Upstream, which is the address of the first member otherwise.
+	Members []Member
+
+	// Pool is the pool of all requests, which pages show. If nil, there is none, or there are several.
+	Pool *throttle.Pool
+
+	// Transport limits and sends the requests. Set its Base, or that of the pool. Its policies need the Observer of the
 	// Handler, or responses do not say how long a request waited.
 	Transport *throttle.Transport
 
@@ -119,6 +126,9 @@ type Route struct {
 	// Query are parameters of the requests to the API. Those that a client sends under the same names are
 	// removed.
 	Query map[string]string
+
+	// Drop names further parameters that are removed.
+	Drop []string
 
 	// Secrets are texts that headers of responses must not show.
 	Secrets []string
@@ -136,6 +146,18 @@ type Route struct {
 
 	// Allows reports whether a client may use the route. If nil, every client may.
 	Allows func(client string) bool
+}
+
+// A Member is a member of the pool of a route.
+type Member struct {
+	Name string
+
+	// Known is a limiter in whose quotas every request of the member counts. A pause of the member pauses it.
+	// If nil, there is none.
+	Known *throttle.Limiter
+
+	// Upstream is the address of its API.
+	Upstream *url.URL
 }
 
 // A Client is a program that may use the proxy.
@@ -218,7 +240,13 @@ type table struct {
 func (h *Handler) SetTable(t Table) {
 	next := &table{routes: make(map[string]*route), clients: make(map[[32]byte]*Client), tokens: newTokens(t.Clients), public: t.PublicURL}
 	for _, r := range t.Routes {
-		own := &route{Route: r, set: make(http.Header), query: encode(r.Query)}
+		own := &route{Route: r, set: make(http.Header), query: encode(r.Query), replaced: make(map[string]bool)}
+		for name := range r.Query {
+			own.replaced[name] = true
+		}
+		for _, name := range r.Drop {
+			own.replaced[name] = true
+		}
 		for name, value := range r.Set {
 			own.set.Set(name, value)
 		}
@@ -238,7 +266,13 @@ func (h *Handler) SetTable(t Table) {
 // the pages of the first limiter.
 func (h *Handler) tracked(r *route, t *throttle.Transport) *throttle.Transport {
 	copied := *t
-	copied.Base = hinted{cmp.Or(t.Base, http.DefaultTransport)}
+	if pool, ok := t.Base.(*config.Pool); ok {
+		own := *pool
+		own.Base = hinted{cmp.Or(pool.Base, http.DefaultTransport)}
+		copied.Base, r.pool = &own, &own
+	} else {
+		copied.Base = hinted{cmp.Or(t.Base, http.DefaultTransport)}
+	}
 	limiter := t.Route
 	if limiter == nil {
 		limiter = func(*http.Request) *throttle.Limiter { return t.Limiter }
@@ -246,7 +280,9 @@ func (h *Handler) tracked(r *route, t *throttle.Transport) *throttle.Transport {
 	copied.Route = func(req *http.Request) *throttle.Limiter {
 		l := limiter(req)
 		if l == nil {
-			tripOf(req.Context()).admit()
+			if r.pool == nil {
+				tripOf(req.Context()).admit()
+			}
 		} else if !r.used.Load() {
 			own := limiter(req.WithContext(config.WithClient(req.Context(), ""))) // without the client's own limits
 			if own != nil && r.used.CompareAndSwap(false, true) {
@@ -263,12 +299,14 @@ func (h *Handler) Observer() *throttle.Observer {
 	return &throttle.Observer{
 		Queued: func(ctx context.Context, _ throttle.QueuedInfo) {
 			if t := tripOf(ctx); t != nil {
+				t.waitAgain()
 				h.enqueue(t)
 			}
 		},
 		Admitted: func(ctx context.Context, i throttle.AdmittedInfo) {
 			if t := tripOf(ctx); t != nil {
-				t.waited, t.policy, t.tier = i.Waited, cmp.Or(i.By, i.Policy), i.Tier
+				t.waited += i.Waited
+				t.policy, t.tier, t.member = cmp.Or(i.By, i.Policy), i.Tier, i.Member
 				t.admit()
 				if i.Queued {
 					h.leave(t)
@@ -277,7 +315,7 @@ func (h *Handler) Observer() *throttle.Observer {
 		},
 		Refused: func(ctx context.Context, i throttle.RefusedInfo) {
 			if t := tripOf(ctx); t != nil {
-				t.waited = i.Waited
+				t.waited += i.Waited
 				t.policy = i.Policy
 				if i.Queued {
 					h.leave(t)
@@ -455,6 +493,9 @@ func (h *Handler) logAccess(r *http.Request, t *trip, took time.Duration) {
 	attrs := []any{"method", method, "route", t.prefix()}
 	if len(h.table.Load().clients) > 0 {
 		attrs = append(attrs, "client", t.clientName())
+	}
+	if t.member != "" {
+		attrs = append(attrs, "member", t.member)
 	}
 	h.access.Info("request", append(attrs, "status", t.status, "waited", seconds(t.waited), "duration", seconds(took))...)
 }

@@ -4,17 +4,23 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"sync/atomic"
+
+	"github.com/apithrottle/throttle/cmd/throttle/config"
 )
 
 // A route is a Route with what requests need.
 type route struct {
 	Route
-	set    http.Header
-	query  string       // Query, encoded
-	used   atomic.Bool  // a request has had a limiter
-	logged atomic.Int64 // the second of the last line about the upstream
-	counts *upstream
+	set      http.Header
+	query    string          // Query, encoded
+	replaced map[string]bool // the names of Query and Drop
+	pool     *config.Pool    // nil without Members
+	waits    sync.Mutex      // held while a refusal asks what the members wait for
+	used     atomic.Bool     // a request has had a limiter
+	logged   atomic.Int64    // the second of the last line about the upstream
+	counts   *upstream
 }
 
 // url returns the address of a request to the upstream. Rest is escaped, and stays as it is.
@@ -33,10 +39,32 @@ func (r *route) url(rest, query string, forceQuery bool) *url.URL {
 	return u
 }
 
-// below returns what follows the address of the upstream in an address, escaped. A link to http leads
-// to an upstream with https, too: APIs behind a balancer write such links.
+// member returns the member of a name, nil if there is none.
+func (r *route) member(name string) *Member {
+	for i := range r.Members {
+		if r.Members[i].Name == name {
+			return &r.Members[i]
+		}
+	}
+	return nil
+}
+
+// below returns what follows the address of the upstream, or of any member, in an address, escaped.
 func (r *route) below(u *url.URL) (rest string, ok bool) {
-	up := r.Upstream
+	if rest, ok = below(r.Upstream, u); ok {
+		return rest, ok
+	}
+	for _, m := range r.Members {
+		if rest, ok = below(m.Upstream, u); ok {
+			return rest, ok
+		}
+	}
+	return "", false
+}
+
+// below returns what follows the address of an upstream in another address, escaped. A link to http leads
+// to an upstream with https, too: APIs behind a balancer write such links.
+func below(up, u *url.URL) (rest string, ok bool) {
 	if u.Scheme != up.Scheme && up.Scheme != "https" || !strings.EqualFold(u.Hostname(), up.Hostname()) || port(u) != port(up) && (u.Scheme == up.Scheme || u.Port() != "") {
 		return "", false
 	}
@@ -47,7 +75,7 @@ func (r *route) below(u *url.URL) (rest string, ok bool) {
 // withQuery returns the query of a request to the upstream: that of the client, with the parameters that
 // the route sets in the place of those with the same names.
 func (r *route) withQuery(query string) string {
-	if r.query == "" {
+	if len(r.replaced) == 0 {
 		return query
 	}
 	var kept []string
@@ -56,7 +84,10 @@ func (r *route) withQuery(query string) string {
 			kept = append(kept, part)
 		}
 	}
-	return strings.Join(append(kept, r.query), "&")
+	if r.query != "" {
+		kept = append(kept, r.query)
+	}
+	return strings.Join(kept, "&")
 }
 
 // replaces reports whether a part of a query is a parameter that the route sets, also if the upstream takes
@@ -66,7 +97,7 @@ func (r *route) replaces(part string) bool {
 		name, _, _ := strings.Cut(parameter, "=")
 		for range 3 {
 			bare, _, _ := strings.Cut(strings.TrimSpace(name), "[")
-			if _, set := r.Query[bare]; set {
+			if r.replaced[bare] {
 				return true
 			}
 			name = unescape(strings.ReplaceAll(name, "+", " "))

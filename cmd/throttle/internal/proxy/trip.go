@@ -24,7 +24,8 @@ type trip struct {
 	body     *incoming // nil if the request has none
 	rest     string    // of the escaped path, behind the prefix
 	incoming *http.Request
-	sent     *url.URL // of the request to the upstream
+	out      *http.Request // to the upstream, or to a pool
+	sent     *url.URL      // of the request to the upstream
 	hints    hints
 
 	own      atomic.Pointer[ending] // of the request alone; nil if it has not waited
@@ -37,8 +38,9 @@ type trip struct {
 	// The fields below belong to the goroutine of the request.
 	waited       time.Duration
 	policy, tier string
-	status       int  // of the response
-	page         bool // the request is for a page of the proxy
+	member       string // of a pool, that has admitted the request
+	status       int    // of the response
+	page         bool   // the request is for a page of the proxy
 }
 
 // Why the proxy has canceled a request.
@@ -117,6 +119,14 @@ func (t *trip) admit() {
 	}
 }
 
+// waitAgain makes the deadline of a request that was admitted hold again: a request waits for a pool after the
+// budget of its route, and once more after a refusal.
+func (t *trip) waitAgain() {
+	if t.admitted.Swap(false) && t.timer != nil {
+		t.timer.Reset(max(0, time.Until(t.deadline)))
+	}
+}
+
 // sinceAdmitted returns the time since the request was admitted.
 func (t *trip) sinceAdmitted() time.Duration { return sinceStart() - time.Duration(t.begun.Load()) }
 
@@ -160,6 +170,14 @@ func (t *trip) prefix() string {
 	return t.route.Prefix
 }
 
+// upstream returns the address of the API to which the request was sent.
+func (t *trip) upstream() *url.URL {
+	if m := t.route.member(t.member); m != nil {
+		return m.Upstream
+	}
+	return t.route.Upstream
+}
+
 // clientName returns the name of the trip's client, or "" if it has none.
 func (t *trip) clientName() string {
 	if t.client == nil {
@@ -176,6 +194,7 @@ func (t *trip) describe(h http.Header) {
 	}
 	setOrDelete(h, "X-Throttle-Policy", t.policy)
 	setOrDelete(h, "X-Throttle-Tier", t.tier)
+	setOrDelete(h, "X-Throttle-Member", t.member)
 }
 
 var notWaited = []string{seconds(0)}

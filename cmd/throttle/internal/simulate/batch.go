@@ -29,6 +29,8 @@ type Batch struct {
 
 	// Start is when the batch begins.
 	Start time.Time
+
+	until time.Duration // after which nothing is played; zero for no bound
 }
 
 // The reasons for which requests wait, beside the tiers of a policy.
@@ -129,6 +131,9 @@ func (p *batch) play(ctx context.Context) error {
 		}
 		if next == never {
 			return errStuck
+		}
+		if p.until > 0 && next-p.now > int64(p.until)-elapsed() {
+			break
 		}
 		if next-p.now > int64(mostLength)-elapsed() {
 			return errLong
