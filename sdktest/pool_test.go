@@ -206,7 +206,7 @@ func TestPoolUsesWhatTwoDeploymentsGrant(t *testing.T) {
 		{"requests", deployment{name: "east", rpm: 120, tpm: 1_000_000}, deployment{name: "west", rpm: 300, tpm: 1_000_000}, func(uint64) int { return 10 }},
 		{"tokens", deployment{name: "east", rpm: 600, tpm: 60_000}, deployment{name: "west", rpm: 900, tpm: 150_000}, func(uint64) int { return 600 }},
 		{"unlike costs", deployment{name: "east", rpm: 600, tpm: 60_000}, deployment{name: "west", rpm: 900, tpm: 150_000}, func(i uint64) int { return int(i%7)*300 + 50 }},
-		{"one by requests", deployment{name: "east", rpm: 60, tpm: 1_000_000}, deployment{name: "west", rpm: 900, tpm: 150_000}, func(uint64) int { return 600 }},
+		{"one by requests", deployment{name: "east", rpm: 240, tpm: 1_000_000}, deployment{name: "west", rpm: 900, tpm: 150_000}, func(uint64) int { return 600 }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
@@ -230,18 +230,18 @@ func TestPoolUsesWhatTwoDeploymentsGrant(t *testing.T) {
 // TestPoolUsesTheLowerRankFirst asks three times as often as the reserved deployment allows.
 func TestPoolUsesTheLowerRankFirst(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		const minutes = 5
-		e := newEstate(t, deployment{name: "reserved", rpm: 60, tpm: 1_000_000}, deployment{name: "paid", rpm: 600, tpm: 1_000_000, rank: 1})
+		const minutes, rpm = 5, 300
+		e := newEstate(t, deployment{name: "reserved", rpm: rpm, tpm: 1_000_000}, deployment{name: "paid", rpm: 1200, tpm: 1_000_000, rank: 1})
 		e.pool.Spill = time.Second
 		client := e.client()
-		atOnce(t, 3*60*minutes, func(i int) error {
+		atOnce(t, 3*rpm*minutes, func(i int) error {
 			r := rand.New(rand.NewPCG(uint64(i), 0))
 			time.Sleep(time.Duration(r.Float64() * minutes * float64(time.Minute)))
 			return ask(t.Context(), client, question("Hello", 20))
 		})
 		reserved, paid := e.counts("reserved"), e.counts("paid")
-		t.Logf("reserved: %d of %d, paid: %d", reserved.Accepted, 60*minutes, paid.Accepted)
-		if reserved.Accepted < 60*minutes*98/100 || reserved.Refused+paid.Refused > 0 {
+		t.Logf("reserved: %d of %d, paid: %d", reserved.Accepted, rpm*minutes, paid.Accepted)
+		if reserved.Accepted < rpm*minutes*98/100 || reserved.Refused+paid.Refused > 0 {
 			t.Errorf("reserved: %+v, paid: %+v", reserved, paid)
 		}
 	})
