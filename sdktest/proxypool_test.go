@@ -13,8 +13,8 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// A deployment is a strict API that keeps the keys which reach it.
-type deployment struct {
+// A region is a strict API that keeps the keys which reach it.
+type region struct {
 	*throttletest.Provider
 	url string
 
@@ -23,8 +23,8 @@ type deployment struct {
 }
 
 // startDeployment starts an API that takes so many requests a second.
-func startDeployment(t testing.TB, rate int64) *deployment {
-	d := &deployment{Provider: throttletest.New(throttle.PerSecond(rate)), keys: make(map[string]int)}
+func startDeployment(t testing.TB, rate int64) *region {
+	d := &region{Provider: throttletest.New(throttle.PerSecond(rate)), keys: make(map[string]int)}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		d.mu.Lock()
 		d.keys[strings.Join([]string{r.Header.Get("Authorization"), r.Header.Get("Api-Key"), r.Header.Get("Cookie")}, ";")]++
@@ -71,7 +71,7 @@ routes:
 	if total := east.Summary().Accepted + west.Summary().Accepted; total != int64(calls*len(kinds)) || east.Summary().Sent == 0 || west.Summary().Sent == 0 {
 		t.Errorf("east counts %+v, west %+v", east.Summary(), west.Summary())
 	}
-	for want, d := range map[string]*deployment{";east-canary;": east, "Bearer west-canary;;": west} {
+	for want, d := range map[string]*region{";east-canary;": east, "Bearer west-canary;;": west} {
 		if len(d.keys) != 1 || d.keys[want] == 0 || d.Summary().Refused != 0 {
 			t.Errorf("the keys were %v, want %q; %+v", d.keys, want, d.Summary())
 		}
