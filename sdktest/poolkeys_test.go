@@ -188,7 +188,8 @@ func TestPoolSendsARefusedRequestToTheOther(t *testing.T) {
 			return err
 		})
 		refused := e.counts("east").Refused
-		if t.Logf("east refused %d", refused); refused == 0 || e.counts("west").Refused > 0 {
+		t.Logf("east refused %d", refused)
+		if refused == 0 || e.counts("west").Refused > 0 {
 			t.Errorf("east refused %d, west %d", refused, e.counts("west").Refused)
 		}
 		for i := range orders {
