@@ -119,6 +119,12 @@ func TestGroupDrops(t *testing.T) {
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, groupPerSecond(2), 1)
+		if err := g.For("not paused").Pause(t.Context(), 0); err != nil || !fits(g) {
+			t.Errorf("a pause of no length: %v, or it keeps the quota", err)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
 		g := groupOf(t, trAtOnce(1), 1)
 		permit, err := g.For("busy").Acquire(t.Context(), nil)
 		if err != nil {

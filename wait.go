@@ -210,8 +210,11 @@ func (l *Limiter) request(ctx context.Context, d *admit.Demand, a *admission, wa
 // longer one, and a d of 0 or less does nothing. With a shared store Pause blocks for one round
 // trip, and the pause holds for the fleet. After an error it may hold for this process only.
 func (l *Limiter) Pause(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return nil
+	}
 	s, err := l.path.Enter()
-	if err != nil || d <= 0 {
+	if err != nil {
 		return waitError(err)
 	}
 	defer s.Leave()
