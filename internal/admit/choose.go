@@ -328,6 +328,8 @@ func (c *caller) withOutage(ctx context.Context, err error) error {
 	c.mu.Unlock()
 	c.endAll(ctx, func(*option) bool { return true })
 	c.asked.Wait()
+	c.mu.Lock() // a member may be reconsidered just now
+	defer c.mu.Unlock()
 	var outage error
 	for _, failed := range c.refused {
 		if r, ok := failed.(*Refusal); !ok || r.Reason != queue.Unavailable {
