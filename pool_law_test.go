@@ -162,6 +162,48 @@ func TestPoolUsesAMemberAfterItsBan(t *testing.T) {
 	}
 }
 
+// A pause that would outlast the deadline of a caller changes no place either: when it ends early, the caller is
+// served before those that come later.
+func TestPoolCallerIsFirstWhenAPauseEndsEarly(t *testing.T) {
+	for _, nested := range []bool{false, true} {
+		for _, patience := range []string{"", ";max_wait=100s"} {
+			synctest.Test(t, func(t *testing.T) {
+				a, b := parsed(t, "1/s;algo=fixed_window | guard=none"+patience), parsed(t, "1/m;algo=fixed_window | guard=none"+patience)
+				paused := a
+				if nested {
+					a = a.Within(parsed(t, "5/s;algo=fixed_window | guard=none"))
+				}
+				p := newPool(t, throttle.Member{Limiter: a}, throttle.Member{Limiter: b})
+				if err := paused.Pause(t.Context(), time.Hour); err != nil || !b.Allow() {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				if patience == "" {
+					ctx, cancel = context.WithTimeout(ctx, 100*time.Second)
+				}
+				defer cancel()
+				start := time.Now()
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					permit, err := p.Acquire(ctx, nil)
+					if permit.Member() != "0" || time.Since(start) > time.Second {
+						t.Errorf("nested %v%s: %q, %v after %v", nested, patience, permit.Member(), err, time.Since(start))
+					}
+				})
+				time.Sleep(time.Second)
+				if err := paused.Resume(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+				if a.Allow() {
+					t.Errorf("nested %v%s: a newcomer was faster", nested, patience)
+				}
+				wg.Wait()
+			})
+		}
+	}
+}
+
 func TestPoolUsesAMemberAfterItsPolicyAllows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		small, slow := parsed(t, "10/s;unit=tokens | guard=none"), parsed(t, "100/m;unit=tokens;algo=fixed_window | guard=none")

@@ -163,26 +163,34 @@ func (c *caller) stages() ([][]*Member, error) {
 	return c.pool.stages(able, c.key), nil
 }
 
-// watchOthers watches the members that cannot serve the request under their policies, which may change. It reports
-// whether it has begun to watch any.
+// watchOthers watches the members that cannot serve the request under their policies, which may change, and those
+// that a pause keeps from serving it, which may end early. It reports whether it has begun to watch any.
 func (c *caller) watchOthers(able []*Member) (begun bool) {
 	for _, m := range c.pool.Members() {
 		c.mu.Lock()
-		known := c.watched[m] != nil
+		known, paused := c.watched[m] != nil, mayEndEarly(c.refused[m])
 		c.mu.Unlock()
-		if known || slices.Contains(able, m) || m.Path.err != nil {
+		if known || slices.Contains(able, m) && !paused || m.Path.err != nil {
 			continue
 		}
 		var stops []func()
 		for p := m.Path; p != nil; p = p.outer {
-			stops = append(stops, p.scope.Load().watchPlan(func() { c.reconsider(m) }))
+			stops = append(stops, p.scope.Load().watchFor(func() { c.reconsider(m) }, paused))
 		}
 		c.mu.Lock()
-		c.watched[m] = stops
+		if c.watched[m] = stops; paused {
+			delete(c.refused, m) // the pause may have ended just before
+		}
 		c.mu.Unlock()
 		begun = true
 	}
 	return begun
+}
+
+// mayEndEarly reports whether a member refused a request because of a pause or a ban.
+func mayEndEarly(err error) bool {
+	r, ok := err.(*Refusal)
+	return ok && r.Wait > 0 && (r.Reason == queue.Banned || r.Reason == queue.Late && r.Tier < 0)
 }
 
 // reconsider lets the caller ask a member again.
@@ -332,6 +340,8 @@ func (c *caller) withOutage(ctx context.Context, err error) error {
 	c.mu.Unlock()
 	c.endAll(ctx, func(*option) bool { return true })
 	c.asked.Wait()
+	c.mu.Lock() // a member may be reconsidered just now
+	defer c.mu.Unlock()
 	var outage error
 	for _, failed := range c.refused {
 		if r, ok := failed.(*Refusal); !ok || r.Reason != queue.Unavailable {

@@ -236,10 +236,10 @@ func (s *Scope) watch(changed func()) (stop func()) {
 	}
 }
 
-// watchPlan calls changed when the plan of the quota changes.
-func (s *Scope) watchPlan(changed func()) (stop func()) {
+// watchFor calls changed when the plan of the quota changes and, with eases, when a pause or ban may have ended early.
+func (s *Scope) watchFor(changed func(), eases bool) (stop func()) {
 	return s.adoptSuccessor().quota.Watch(func(c store.Change, _ time.Duration) {
-		if c == store.Replanned {
+		if c == store.Replanned || eases && c == store.Eased {
 			changed()
 		}
 	})
