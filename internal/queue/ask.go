@@ -49,7 +49,7 @@ func (q *Queue) askTime(w *waiter) time.Time {
 	if n := len(q.reserved); n > 0 {
 		at = q.reserved[n-1].Reservation.Again
 	}
-	if c := &q.calls; (c.hasRefused(w) || c.err != nil) && !c.repliedAt.Before(at) { // already asked since, and refused
+	if c := &q.calls; (w == c.retry || q.config.Reserver != nil && c.hasRefused(w) || c.err != nil) && !c.repliedAt.Before(at) { // already asked since, and refused
 		return c.retryAt
 	}
 	return at

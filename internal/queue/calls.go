@@ -71,7 +71,7 @@ func (c *calls) wait(w *waiter, d store.Decision, now time.Time) {
 	c.retry, c.retryAt, c.readyAt, c.decider = w, now.Add(d.Wait), now.Add(d.Ready), max(0, d.Tier+1)
 }
 
-// hasRefused reports whether the last reply holds for a waiter: also for one of a pool that has waited by then with
+// hasRefused reports whether the last reply of a quota that reserves holds for a waiter: also for one of a pool that has waited by then with
 // a request equal to that of a caller ahead, which has been admitted elsewhere since, or will be. To ask at once
 // would take another process's turn. That of a pause holds for all of them.
 func (c *calls) hasRefused(w *waiter) bool {
