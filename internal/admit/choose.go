@@ -217,6 +217,7 @@ func (c *caller) isRefused(members []*Member) bool {
 func (c *caller) admit(ctx context.Context, a *Admission) (by *Member, err error) {
 	c.options, c.refused, c.stands = make(map[*Member]*option), make(map[*Member]error), queue.NewCaller()
 	c.timers, c.watched = make(map[*Member]*time.Timer), make(map[*Member][]func())
+	c.choice.Returned = c.again
 	var cancel context.CancelFunc
 	c.ctx, cancel = context.WithCancel(ctx)
 	c.pool.enter(c)
@@ -548,10 +549,16 @@ func (c *caller) answer(o *option, err error, returned bool) {
 	if surplus := c.record(o, err, returned); surplus {
 		o.admission.drop()
 	}
+	if err == queue.ErrTaken && !c.choice.IsTaken() { // the admission in the other queue was given back before
+		c.again()
+	}
 }
 
 func (c *caller) record(o *option, err error, returned bool) (surplus bool) {
 	surplus = returned && err == nil && !c.choice.Take(&o.ticket)
+	if err != nil {
+		o.ticket.GiveBack() // it was refused after its queue had admitted it
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.options[o.member] == o {

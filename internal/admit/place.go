@@ -41,7 +41,7 @@ func (o *option) stand(ctx context.Context) {
 		}
 		s.Leave()
 	}
-	o.caller.record(o, err, true)
+	o.caller.answer(o, err, true)
 }
 
 func (o *option) standIn(ctx context.Context, s *Scope) error {

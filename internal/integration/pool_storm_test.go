@@ -44,6 +44,21 @@ func stormMembers(t *testing.T) (members []throttle.Member, all []*throttle.Limi
 	return append(members, throttle.Member{Name: "group", Limiter: l}), append(all, l)
 }
 
+// told counts what an Observer is told of one request, whose context has it.
+type told struct{ queued, admitted, refused int }
+
+type toldKey struct{}
+
+// observer returns an Observer that counts what it is told.
+func (toldKey) observer() *throttle.Observer {
+	of := func(ctx context.Context) *told { return ctx.Value(toldKey{}).(*told) }
+	return &throttle.Observer{
+		Queued:   func(ctx context.Context, _ throttle.QueuedInfo) { of(ctx).queued++ },
+		Admitted: func(ctx context.Context, _ throttle.AdmittedInfo) { of(ctx).admitted++ },
+		Refused:  func(ctx context.Context, _ throttle.RefusedInfo) { of(ctx).refused++ },
+	}
+}
+
 // A storm of callers that are canceled, also at the very instant of an admission, leaves the members as new.
 func TestPoolIsAsNewAfterAStormOfCancellations(t *testing.T) {
 	for seed := range uint64(6) {
@@ -58,6 +73,7 @@ func TestPoolIsAsNewAfterAStormOfCancellations(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			p.Observer, q.Observer = toldKey{}.observer(), toldKey{}.observer()
 			var wg sync.WaitGroup
 			for i := range 120 {
 				r := rand.New(rand.NewPCG(seed, uint64(i)))
@@ -82,7 +98,8 @@ func TestPoolIsAsNewAfterAStormOfCancellations(t *testing.T) {
 
 // stormOne asks once, and may be canceled meanwhile.
 func stormOne(t *testing.T, r *rand.Rand, p *throttle.Pool, limiters []*throttle.Limiter) {
-	ctx, cancel := context.WithCancel(t.Context())
+	events := new(told)
+	ctx, cancel := context.WithCancel(context.WithValue(t.Context(), toldKey{}, events))
 	defer cancel()
 	switch r.IntN(4) {
 	case 0:
@@ -95,14 +112,21 @@ func stormOne(t *testing.T, r *rand.Rand, p *throttle.Pool, limiters []*throttle
 		ctx = throttle.WithStickyKey(ctx, fmt.Sprint(r.IntN(5)))
 	}
 	ctx = throttle.WithClass(ctx, []throttle.Class{throttle.Normal, throttle.Interactive, throttle.Batch}[r.IntN(3)])
-	admit := p.Acquire
+	admit, direct := p.Acquire, false
 	switch r.IntN(6) {
 	case 0:
-		admit = limiters[r.IntN(len(limiters))].Acquire
+		direct, admit = true, limiters[r.IntN(len(limiters))].Acquire
 	case 1:
 		admit = p.TryAcquire
 	}
 	permit, err := admit(ctx, throttle.Cost{"requests": 1 + r.Int64N(3)})
+	want := told{queued: min(events.queued, 1), admitted: 1}
+	if err != nil {
+		want.admitted, want.refused = 0, 1
+	}
+	if !direct && *events != want {
+		t.Errorf("an observer is told %+v of a request that ended with %v", *events, err)
+	}
 	var refused *throttle.WaitError
 	switch {
 	case err == nil && r.IntN(4) == 0:

@@ -80,8 +80,11 @@ func (c *Caller) Wait(ctx context.Context) *Place {
 	return nil
 }
 
-// Ended reports whether the wait has ended, but not by the admission in another queue.
-func (p *Place) Ended() bool { return p.waiter.out.Load() && p.waiter.refusal != errTaken }
+// Ended reports whether the wait has ended, but not by the admission in another queue, unless that was given back.
+func (p *Place) Ended() bool {
+	w := p.waiter
+	return w.out.Load() && (w.refusal != errTaken || !w.Option.Of.IsTaken())
+}
 
 // isDue reports whether the waiter has something to do.
 func (p *Place) isDue(now time.Time) bool {

@@ -118,3 +118,37 @@ func isReason(err error, reason Reason) bool {
 	var r *Refusal
 	return errors.As(err, &r) && r.Reason == reason
 }
+
+// TestCallerJoinsAgain checks that a caller whom one queue has dismissed, because another one has admitted it, hears
+// of it when that admission is given back.
+func TestCallerJoinsAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := New(complete(Config{Quota: quickFake{every(sec)}}))
+		if _, err := q.Wait(t.Context(), ticket()); err != nil {
+			t.Fatal(err)
+		}
+		c := NewCaller()
+		choice := &Choice{Returned: c.Wake}
+		other, next := &Option{Of: choice}, ticket()
+		next.Option = &Option{Of: choice}
+		p, _, err := c.Join(t.Context(), q, next)
+		if err != nil || !choice.Take(other) {
+			t.Fatal("the choice is not free", err)
+		}
+		time.AfterFunc(2*sec, other.GiveBack)
+		time.AfterFunc(sec, next.Option.GiveBack) // which does not have the choice
+		start := time.Now()
+		if got := c.Wait(t.Context()); got != nil || time.Since(start) != 2*sec {
+			t.Errorf("the wait ended after %v, want %v", time.Since(start), 2*sec)
+		}
+		if got := c.Wait(t.Context()); got != p {
+			t.Error("the place has not ended")
+		}
+		if _, err := c.Leave(p, nil); !errors.Is(err, ErrTaken) {
+			t.Errorf("%v, want ErrTaken", err)
+		}
+		if p, _, err = c.Join(t.Context(), q, next); err != nil || c.Wait(t.Context()) != p {
+			t.Errorf("%v, or it is not admitted", err)
+		}
+	})
+}

@@ -14,6 +14,10 @@ import (
 // A Choice is what the tickets of a caller share that waits in several queues. The queue that takes it
 // first admits the caller. The zero Choice is ready for use.
 type Choice struct {
+	// Returned is called, without a lock, after an option has given the choice back. Queues may have dismissed the
+	// caller meanwhile, which then joins them again. If nil, nothing is called.
+	Returned func()
+
 	mu sync.Mutex // guards all below, and Option.at
 	// taken is the option that was taken. If nil, none was.
 	taken *Option
@@ -123,13 +127,20 @@ func (c *Choice) Take(o *Option) bool {
 	return c.taken == o
 }
 
-// GiveBack lets the other queues admit the caller again.
+// GiveBack lets the other queues admit the caller again, if the option has the choice.
 func (o *Option) GiveBack() {
-	if o != nil && o.Of != nil {
-		o.Of.mu.Lock()
-		defer o.Of.mu.Unlock()
-		o.Of.taken = nil
+	if o != nil && o.Of != nil && o.Of.release(o) && o.Of.Returned != nil {
+		o.Of.Returned()
 	}
+}
+
+func (c *Choice) release(o *Option) (released bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if released = c.taken == o; released {
+		c.taken = nil
+	}
+	return released
 }
 
 // ErrTaken ends the wait of a caller that another queue has admitted.
@@ -146,8 +157,8 @@ func (c *Choice) mayBeTaken() bool {
 	return c.taken != nil
 }
 
-// isTaken reports whether some queue has taken the choice.
-func (c *Choice) isTaken() bool {
+// IsTaken reports whether some queue has taken the choice.
+func (c *Choice) IsTaken() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.taken != nil

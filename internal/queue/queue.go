@@ -263,7 +263,7 @@ func (q *Queue) quit(w *waiter, err error) (Result, error) {
 		err = u
 	}
 	wasFirst := w == q.waiters.first()
-	if w.Elsewhere != nil && w.Elsewhere.isTaken() {
+	if w.Elsewhere != nil && w.Elsewhere.IsTaken() {
 		q.forecasts.admitted(w)
 	}
 	q.remove(w)
