@@ -121,6 +121,8 @@ func (d *decoder) member(field string, m *Member) {
 	r.hideQuery()
 	m.To, m.Preset, m.Quota = r.To, r.Preset, r.Name
 	setDefault(&m.Weight, 1)
+	d.emptyCredentials(field+".set", m.Set, credentials.IsName)
+	d.emptyCredentials(field+".query", m.Query, credentials.IsParameter)
 	switch has := d.hasCredentials(field, m); {
 	case has && m.NoCredentials:
 		d.bad(field+".no_credentials", "is true, but the member has credentials: remove one")
@@ -142,6 +144,15 @@ func (d *decoder) hasCredentials(field string, m *Member) bool {
 	}
 	return len(credentialsOf(m.Set, credentials.IsName)) > 0 || len(credentialsOf(m.Query, credentials.IsParameter)) > 0 ||
 		refers(field+".set", m.Set) || refers(field+".query", m.Query) || strings.Contains(m.To, "${")
+}
+
+// emptyCredentials refuses credentials without a value, with which no request would be sent.
+func (d *decoder) emptyCredentials(field string, values map[string]Secret, isCredential func(name string) bool) {
+	for _, name := range credentialsOf(values, isCredential) {
+		if at := join(field, name); !d.hasProblemWithin(at) && strings.TrimSpace(values[name].Reveal()) == "" {
+			d.bad(at, "is empty, but it is the member's credential: write its value, such as ${env:NAME}")
+		}
+	}
 }
 
 // credentialsOf returns the names that credentials have.

@@ -42,6 +42,7 @@ func TestProblemsOfPools(t *testing.T) {
 		{poolWith("spill: 0s, ", east), `routes./x.spill is "0s": it must be a length of time above zero`},
 		{poolWith("max_queue: -1, ", east), "routes./x.max_queue is -1: it must be at least 1"},
 		{poolWith("sticky: {}, ", east), "routes./x.sticky lacks its key: add header: NAME, or body: FIELD, such as body: prompt_cache_key"},
+		{`routes: {/x: {pool: [{name: east, to: https://east.example/v1, policy: 5/s, set: {Api-Key: ""}}]}}`, `routes./x.pool[0].set.Api-Key is empty, but it is the member's credential: write its value, such as ${env:NAME}`},
 		{poolWith("sticky: {header: A, body: b}, ", east), "routes./x.sticky has both header and body: remove one"},
 		{poolWith("sticky: {header: a/b}, ", east), `routes./x.sticky.header is "a/b", which is not the name of a header that clients may choose: use one such as X-Session-Id`},
 		{poolWith("sticky: {body: a..b}, ", east), `routes./x.sticky.body is "a..b": it must be the name of a field, such as prompt_cache_key`},

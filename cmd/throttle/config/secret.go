@@ -91,7 +91,7 @@ func (l Loader) expand(text string) (s Secret, errs []string) {
 			if v, ok := l.LookupEnv(name); ok && v != "" {
 				return l.each(v)
 			}
-			problem = fmt.Sprintf("needs the variable %s of the environment, which is not set: set it", name)
+			problem = fmt.Sprintf("needs the variable %s of the environment, which is not set, or empty: set it", name)
 		default:
 			content, err := l.ReadFile(name)
 			if v := strings.TrimSpace(string(content)); err == nil && v != "" {

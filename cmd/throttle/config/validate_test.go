@@ -261,8 +261,8 @@ func TestReferences(t *testing.T) {
 		ReadFile:  func(string) ([]byte, error) { return nil, errors.New("canary") },
 	}
 	for value, want := range map[string]string{
-		"${env:NONE}":   "routes./x.set.A needs the variable NONE of the environment, which is not set: set it",
-		"${env:EMPTY}":  "routes./x.set.A needs the variable EMPTY of the environment, which is not set: set it",
+		"${env:NONE}":   "routes./x.set.A needs the variable NONE of the environment, which is not set, or empty: set it",
+		"${env:EMPTY}":  "routes./x.set.A needs the variable EMPTY of the environment, which is not set, or empty: set it",
 		"${file:/a/b}":  "routes./x.set.A needs the file /a/b, which cannot be read: it is no file of at most 64KB",
 		"x${env:NONE}y": "NONE",
 	} {
