@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -297,7 +298,7 @@ func (f *poolFleet) calls() float64 {
 // overtaken returns how often a caller was admitted more than 2 ms after one of its process that came later,
 // and the longest such time.
 func (f *poolFleet) overtaken() (n int, by time.Duration) {
-	slices.SortFunc(f.admitted, func(a, b fleetAdmission) int { return int(a.asked - b.asked) })
+	slices.SortFunc(f.admitted, func(a, b fleetAdmission) int { return cmp.Compare(a.asked, b.asked) })
 	for i := range f.processes {
 		last := time.Duration(-1)
 		for _, a := range slices.Backward(f.admitted) {
