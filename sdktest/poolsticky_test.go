@@ -1,6 +1,7 @@
 package sdktest
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -81,7 +82,7 @@ func (e *estate) turns(start time.Time) map[string][]turn {
 		}
 	}
 	for _, turns := range all {
-		slices.SortFunc(turns, func(a, b turn) int { return int(a.after - b.after) })
+		slices.SortFunc(turns, func(a, b turn) int { return cmp.Compare(a.after, b.after) })
 	}
 	return all
 }

@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -179,7 +180,7 @@ func stream(by int, from, to, gap time.Duration, n int64) (events []orderEvent) 
 // arranged returns the events in ascending order, at distinct microseconds.
 func arranged(lists ...[]orderEvent) []orderEvent {
 	events := slices.Concat(lists...)
-	slices.SortStableFunc(events, func(a, b orderEvent) int { return int(a.at - b.at) })
+	slices.SortStableFunc(events, func(a, b orderEvent) int { return cmp.Compare(a.at, b.at) })
 	for i := range events {
 		events[i].at += time.Duration(i+1) * time.Microsecond
 		if events[i].gone > 0 {

@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -387,7 +388,7 @@ func (w *policyWorld) patience() time.Duration {
 // that wait for an outer quota don't hold up the others, so one that the outer quota admits and the
 // changed inner policy then refuses may be overtaken. TestStormOfOrder has those without changes.
 func (w *policyWorld) checkOrder() {
-	byArrival := slices.SortedFunc(slices.Values(w.callers), func(a, b *policyCaller) int { return int(a.arrives - b.arrives) })
+	byArrival := slices.SortedFunc(slices.Values(w.callers), func(a, b *policyCaller) int { return cmp.Compare(a.arrives, b.arrives) })
 	byArrival = slices.DeleteFunc(byArrival, func(c *policyCaller) bool {
 		return c.admitted.IsZero() || len(c.handle.quotas) > 1 ||
 			c.handle.quotas[0].wasFree(c.cost, w.start.Add(c.arrives), c.admitted)
