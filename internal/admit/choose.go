@@ -58,9 +58,11 @@ func (p *Pool) tryNow(ctx context.Context, d *Demand, a *Admission) (by *Member,
 			return nil, ctx.Err()
 		case failed != nil:
 			err = betterError(err, failed)
+			continue
 		case first == nil || decision.Wait < soonest.Wait:
 			first, soonest, rev = m, decision, a.Revision
 		}
+		r.full(m, decision.Wait)
 	}
 	switch {
 	case first != nil && d.NoWait:

@@ -40,7 +40,8 @@ type Member struct {
 	Weight, Rank int
 	Of           any // what the Path belongs to
 
-	credit atomic.Int64 // the shares of requests that it is behind, see round.next
+	credit    atomic.Int64 // the shares of requests that it is behind, see round.next
+	fullUntil atomic.Int64 // see round.isFull; zero if it had room
 }
 
 // maxMembers is the largest number of members of a Pool.
@@ -210,6 +211,29 @@ type round struct {
 	tried   uint64 // the members that were chosen, by index
 	first   int    // the index of the one that the others follow; -1 for none
 	only    bool   // no others follow
+	began   int64  // when the round began, see now
+}
+
+// now returns when the round began, in nanoseconds.
+func (r *round) now() int64 {
+	if r.began == 0 {
+		r.began = time.Now().UnixNano()
+	}
+	return r.began
+}
+
+// isFull reports whether a member had no room when it was last asked, and should have none yet. It may have some
+// nevertheless, so it is asked, but after the others of its rank.
+func (r *round) isFull(m *Member) bool {
+	until := m.fullUntil.Load()
+	return until != 0 && r.now() < until
+}
+
+// full notes that a member has no room for a time.
+func (r *round) full(m *Member, wait time.Duration) {
+	if len(r.members) > 1 && wait > 0 && wait < store.Forever {
+		m.fullUntil.Store(r.now() + int64(wait))
+	}
 }
 
 // next returns the index of the next member to ask, or -1 after the last one.
@@ -230,15 +254,16 @@ func (r *round) next() int {
 			return -1
 		}
 	}
-	best, rank, most := -1, 0, int64(0)
+	best, rank, most, bestIsFull := -1, 0, int64(0), false
 	for left := ^r.tried; left != 0; left &= left - 1 {
 		i := bits.TrailingZeros64(left)
 		if i >= len(r.members) || best >= 0 && r.members[i].Rank > rank {
 			break
 		}
 		m := r.members[i]
-		if share := m.credit.Load() + int64(m.Weight); best < 0 || share > most {
-			best, rank, most = i, m.Rank, share
+		share, isFull := m.credit.Load()+int64(m.Weight), r.isFull(m)
+		if best < 0 || bestIsFull && !isFull || bestIsFull == isFull && share > most {
+			best, rank, most, bestIsFull = i, m.Rank, share, isFull
 		}
 	}
 	if best >= 0 {
@@ -265,6 +290,7 @@ func (r *round) took(took *Member) {
 			m.credit.Store(min(m.credit.Load()+int64(m.Weight), total)) // one that is full does not save up
 		}
 	}
+	took.fullUntil.Store(0)
 	took.credit.Store(max(took.credit.Load()-total, -total)) // nor does one that stands in for it owe
 }
 
@@ -301,6 +327,7 @@ func (p *Pool) AllowOne(ctx context.Context) bool {
 		case !done: // it may have room nevertheless
 			return false
 		}
+		r.full(r.members[i], time.Millisecond)
 	}
 	return false
 }
