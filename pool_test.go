@@ -265,6 +265,38 @@ func TestPoolWeightsAfterAPause(t *testing.T) {
 	})
 }
 
+// TestPoolWeightsAfterResume checks that a member whose pause ends early has its share again.
+func TestPoolWeightsAfterResume(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, l := poolOf(t, "1000/s | guard=none", "1000/s | guard=none")
+		if err := l[0].Pause(t.Context(), time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		counts := make(map[string]int)
+		serve := func(n int) {
+			for range n {
+				permit, err := p.Acquire(t.Context(), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				counts[permit.Member()]++
+				permit.Arrived()
+				permit.Release()
+			}
+		}
+		serve(10)
+		if err := l[0].Resume(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		clear(counts)
+		serve(100)
+		if counts["0"] < 45 || counts["1"] < 45 {
+			t.Errorf("%v after the pause, want half each", counts)
+		}
+	})
+}
+
 func TestPoolThatNewPoolDidNotMake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &throttle.Pool{Spill: 2 * time.Second}

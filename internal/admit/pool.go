@@ -214,10 +214,13 @@ type round struct {
 	began   int64  // when the round began, see now
 }
 
+// started is the beginning of the time that rounds count, by a clock that is never set.
+var started = time.Now()
+
 // now returns when the round began, in nanoseconds.
 func (r *round) now() int64 {
 	if r.began == 0 {
-		r.began = time.Now().UnixNano()
+		r.began = int64(time.Since(started))
 	}
 	return r.began
 }
@@ -229,10 +232,13 @@ func (r *round) isFull(m *Member) bool {
 	return until != 0 && r.now() < until
 }
 
+// mostFull is how long a member is taken for full at most: a pause may end early, and a policy change.
+const mostFull = 100 * time.Millisecond
+
 // full notes that a member has no room for a time.
 func (r *round) full(m *Member, wait time.Duration) {
 	if len(r.members) > 1 && wait > 0 && wait < store.Forever {
-		m.fullUntil.Store(r.now() + int64(wait))
+		m.fullUntil.Store(r.now() + int64(min(wait, mostFull)))
 	}
 }
 
