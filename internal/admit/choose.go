@@ -398,8 +398,9 @@ func (c *caller) stop(o *option) {
 // overdue is how long after its time a reservation may be taken for lost.
 const overdue = 100 * time.Millisecond
 
-// told receives that a time was reserved which fits no other caller, so that it is lost if another member
-// admits this one. Therefore the caller leaves the other queues whose quotas reserve, until the time is void.
+// told is called when the member has reserved a time that fits no other caller. The time is lost if another
+// member admits this one. Therefore the caller leaves the other queues whose quotas reserve, until the time is
+// void.
 func (o *option) told(at time.Time) {
 	c := o.caller
 	c.mu.Lock()
@@ -411,7 +412,8 @@ func (o *option) told(at time.Time) {
 		c.stop(o)
 		return
 	}
-	c.held, c.heldAt = o, at
+	c.hold(o)
+	c.heldAt = at
 	for m, other := range c.options {
 		if other != o && !m.isNear() {
 			c.stop(other)
@@ -425,9 +427,20 @@ func (c *caller) release(m *Member) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.held != nil && c.held.member == m {
-		c.held = nil
+		c.hold(nil)
 		c.signal()
 	}
+}
+
+// hold sets c.held. The caller holds the lock.
+func (c *caller) hold(o *option) {
+	switch {
+	case c.held == nil && o != nil:
+		c.pool.holders.Add(1)
+	case c.held != nil && o == nil:
+		c.pool.holders.Add(-1)
+	}
+	c.held = o
 }
 
 // begin begins a goroutine of the caller, unless it has left.
@@ -567,7 +580,7 @@ func (c *caller) record(o *option, err error, returned bool) (surplus bool) {
 		delete(c.options, o.member)
 	}
 	if c.held == o {
-		c.held = nil
+		c.hold(nil)
 	}
 	switch {
 	case !returned:

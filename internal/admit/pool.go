@@ -28,6 +28,8 @@ type Pool struct {
 	members atomic.Pointer[[]*Member] // by rank
 	waits   *time.Duration            // see spill; set before the first members
 
+	holders atomic.Int64 // how many callers have a caller.held
+
 	mu      sync.Mutex // guards all below, and changes of the credits; no other lock is taken under it
 	callers map[*caller]struct{}
 	rooms   []*room
@@ -175,6 +177,9 @@ func (p *Pool) enter(c *caller) {
 
 // release voids the times that a member has reserved.
 func (p *Pool) release(m *Member) {
+	if p.holders.Load() == 0 {
+		return
+	}
 	for c := range p.each() {
 		c.release(m)
 	}
