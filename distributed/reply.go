@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/timing"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -33,6 +34,11 @@ func parseHeader(reply []int64) header {
 	}
 }
 
+// reading returns what the clocks showed during a trip.
+func (h header) reading(t *trip) timing.Reading {
+	return timing.Reading{Now: h.now, Wall: h.wall, Generation: h.generation, Sent: t.sent, Got: t.got}
+}
+
 func (h header) left() time.Duration { return microseconds(max(0, h.until-h.now)) }
 
 // setBack returns how far TIME was set back since the state began.
@@ -49,26 +55,26 @@ func (h header) after(at int64) time.Duration {
 // process's clock.
 type answer struct {
 	header
-	bounds
-	terms
+	timing.Bounds
+	timing.Terms
 	got   time.Time // when it came
 	state int64     // identifies the state of its reservations
 }
 
 // admitted returns the decision on a request that has a reservation, for two numbers of the reply: what
 // is how the quota reserved it, and at is the time. It sets the reservation.
-func (a *answer) admitted(t *timing, what, at int64, cost []int64, reserved *store.Reservation) store.Decision {
+func (a *answer) admitted(t *timing.Timing, what, at int64, cost []int64, reserved *store.Reservation) store.Decision {
 	shorter := microseconds(max(0, lent-what)) // by which a returned reservation is valid
 	if shorter > 0 {
 		what = -2
 	}
-	from, to := a.when(at, a.got)
+	from, to := a.When(at, a.got)
 	wait := max(0, to.Sub(a.got))
 	*reserved = store.Reservation{
-		Told: a.got, Start: to, End: from.Add(a.good - shorter), Again: to.Add(-t.lead(wait, -1-what)),
-		At: at, Clock: a.setBack(), Cost: cost, Guard: a.guard - shorter, State: a.state,
+		Told: a.got, Start: to, End: from.Add(a.Good - shorter), Again: to.Add(-t.Lead(wait, -1-what)),
+		At: at, Clock: a.setBack(), Cost: cost, Guard: a.Guard - shorter, State: a.state,
 	}
-	if early := a.now + micros(a.reply) - at; early > 0 {
+	if early := a.now + micros(a.Reply) - at; early > 0 {
 		reserved.End = reserved.End.Add(microseconds(early))
 		if reserved.Guard > 0 {
 			reserved.Guard += microseconds(early)
@@ -85,7 +91,7 @@ func (a *answer) admitted(t *timing, what, at int64, cost []int64, reserved *sto
 func (a *answer) later(what, at int64) store.Decision {
 	d := store.Decision{Tier: int(max(what, 0) - 1), Wait: store.Forever, Epoch: a.epoch, Level: a.level}
 	if at != never {
-		_, to := a.when(at, a.got)
+		_, to := a.When(at, a.got)
 		d.Wait = max(0, to.Sub(a.got))
 	}
 	return d

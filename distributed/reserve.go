@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
+	"github.com/apithrottle/throttle/internal/timing"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -65,7 +67,7 @@ func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (sto
 		return store.Decision{}, err
 	case lost == nil && a.isLate(got):
 		q.Cancel(got)
-		delay, err := q.retryAfter(q.key, &a.trip, tries)
+		delay, err := q.retryAfter(&a.trip, tries)
 		if err != nil {
 			return store.Decision{}, err
 		}
@@ -119,7 +121,7 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 		switch {
 		case lost == nil && a.isLate(got):
 			q.Cancel(got)
-			delay, err := q.retryAfter(q.key, &a.trip, tries)
+			delay, err := q.retryAfter(&a.trip, tries)
 			if err != nil {
 				done(nil, err)
 				return
@@ -142,6 +144,19 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 		q.refund(got, true)
 	}
 	q.node.make(&a.trip)
+}
+
+// retryAfter returns a random delay before the next try after an answer that came too late, or an
+// error if answers usually take too long to be usable.
+func (q *quota) retryAfter(late *trip, tries int) (time.Duration, error) {
+	took := q.UsualTrip().Round(time.Millisecond)
+	q.store.journal.report(redisLate, "key", q.key, "took", took)
+	delay, ok := q.RetryAfter(late.got.Sub(late.sent), q.node.timeout, tries)
+	if !ok {
+		return 0, fmt.Errorf("distributed: key %q: Redis usually answers after %v, and a reservation under this policy is valid for %v at most: use a Redis that is nearer, or longer windows",
+			q.key, took, q.Bound)
+	}
+	return delay, nil
 }
 
 // overtaken reports whether any of the decisions is void: made before a pause, or the end of one,
@@ -186,7 +201,7 @@ func (q *quota) Trip(ctx context.Context) time.Duration {
 	case <-q.node.measured:
 	case <-ctx.Done():
 	}
-	return q.usualTrip()
+	return q.UsualTrip()
 }
 
 // measureTrip measures the first round trip to the server, with a call that reserves nothing.
@@ -211,7 +226,7 @@ func (q *quota) cancel(reserved []store.Decision, lends bool) {
 				q.crossings.add(b.Crossed)
 			}
 			if a := b.Reservation; a.State != inFallback && !wasLate(b) && a.Expired(now) {
-				q.node.wake.add(min(q.bound, latestWake, now.Sub(latest(a.Start, a.Told))))
+				q.Link.Wake.Add(min(q.Bound, timing.LatestWake, now.Sub(latest(a.Start, a.Told))))
 			}
 			q.releaseUnsent(b, b.Reservation.Cost)
 			q.endProbe(b, unsent)
@@ -251,7 +266,7 @@ func (q *quota) releaseUnsent(b store.Decision, cost []int64) {
 // callers wake up late.
 func refundableUntil(a *store.Reservation, unused bool) time.Time {
 	if unused || a.Guard == 0 {
-		return a.End.Add(a.Guard + latestWake)
+		return a.End.Add(a.Guard + timing.LatestWake)
 	}
 	return a.Start.Add(a.Guard)
 }

@@ -129,6 +129,7 @@ import (
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/lineage"
+	"github.com/apithrottle/throttle/internal/timing"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -207,7 +208,7 @@ type Store struct {
 	rdb      redis.UniversalClient
 	options  Options
 	nodes    nodes
-	clock    *clock // of the server; nil for a Cluster, which has several
+	clock    *timing.Clock // of the server; nil for a Cluster, which has several
 	listener listener
 	lines    lineage.Lines
 	probes   sync.Map // of *store.Reservation: the probes that wait for their response
@@ -229,7 +230,7 @@ func New(rdb redis.UniversalClient, o Options) *Store {
 	j := &journal{to: o.Log, rdb: rdb}
 	s := &Store{rdb: rdb, options: o, nodes: newNodes(rdb, o.Timeout, j), peeker: peeker{rdb: rdb}, journal: j}
 	if len(s.nodes) == 1 {
-		s.clock = new(clock)
+		s.clock = new(timing.Clock)
 	}
 	s.listener.store = s
 	return s
