@@ -134,14 +134,15 @@ func (q *quota) extendProbe(b store.Decision, at, end time.Time) {
 
 // recordReply records the header of a reply, and returns what converts its instants.
 func (q *quota) recordReply(h header, t *trip) answer {
-	known, step := q.Clock.Update(h.reading(t))
+	clocks := timing.Reading{Now: h.now, Wall: h.wall, Generation: h.generation, Sent: t.sent, Got: t.got}
+	known, step := q.Clock.Update(clocks)
 	q.mixed.Store(h.mixed)
 	if step > stepped {
 		q.store.journal.report(clockStepped, "by", step.Round(time.Millisecond))
 	}
 	state, n := q.record.reply(h, t)
 	q.spread(n)
-	return answer{header: h, Bounds: known, got: t.got, state: state}
+	return answer{header: h, Answer: timing.Answer{Reading: clocks, Bounds: known}, state: state}
 }
 
 // spread passes on the news of the record. During a pause it listens for an early end, and for a broken

@@ -94,8 +94,8 @@ func (c *Clock) parted(now time.Time) time.Duration {
 }
 
 // When returns the bounds of the instant at which the quota's clock shows at, in µs, after a reply
-// that came at got. They include the drift until then, up to a quarter of the time that a
-// caller is given to wake up.
+// that came at got. They include the drift until then, up to a quarter of the time that a caller is given to
+// wake up.
 func (b Bounds) When(at int64, got time.Time) (from, to time.Time) {
 	left := microseconds(at) - got.Sub(beginning)
 	parted := min(wakeUp/4, time.Duration(float64(max(0, left+b.most))*skew))

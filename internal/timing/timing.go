@@ -93,6 +93,38 @@ type Terms struct {
 	Guard time.Duration
 }
 
+// An Answer is a reply of the server to a trip, and what it takes to convert its instants to this
+// process's clock.
+type Answer struct {
+	Reading
+	Bounds
+	Terms
+}
+
+// Wait returns how long after the answer the quota's clock certainly shows at, in µs.
+func (a *Answer) Wait(at int64) time.Duration {
+	_, to := a.When(at, a.Got)
+	return max(0, to.Sub(a.Got))
+}
+
+// Reservation returns the reservation of a request whose start time is at by the quota's clock, in µs. It
+// is the nth for that instant, from 1. If it was returned by another request, it is valid for less than
+// the terms by shorter. The caller sets Clock, Cost and State.
+func (t *Timing) Reservation(a *Answer, at, nth int64, shorter time.Duration) store.Reservation {
+	from, to := a.When(at, a.Got)
+	r := store.Reservation{
+		Told: a.Got, Start: to, End: from.Add(a.Good - shorter), Again: to.Add(-t.Lead(max(0, to.Sub(a.Got)), nth)),
+		At: at, Guard: a.Guard - shorter,
+	}
+	if early := a.Now + a.Reply.Microseconds() - at; early > 0 { // it may start before the reply is in
+		r.End = r.End.Add(microseconds(early))
+		if r.Guard > 0 {
+			r.Guard += microseconds(early)
+		}
+	}
+	return r
+}
+
 // Terms returns the terms of a trip that is about to be sent, with a number of calls in flight. way is
 // the time in flight to the provider, and hold how long after the reply the requests are sent. A
 // request is sent at the latest when its start time has certainly come, given the uncertainty about
