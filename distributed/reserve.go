@@ -225,8 +225,8 @@ func (q *quota) cancel(reserved []store.Decision, lends bool) {
 			if b.Crossed != nil {
 				q.crossings.add(b.Crossed)
 			}
-			if a := b.Reservation; a.State != inFallback && !wasLate(b) && a.Expired(now) {
-				q.Link.Wake.Add(min(q.Bound, timing.LatestWake, now.Sub(latest(a.Start, a.Told))))
+			if b.Reservation.State != inFallback {
+				q.AddWake(b.Reservation, now)
 			}
 			q.releaseUnsent(b, b.Reservation.Cost)
 			q.endProbe(b, unsent)
@@ -261,16 +261,6 @@ func (q *quota) releaseUnsent(b store.Decision, cost []int64) {
 	q.leases.settle(q.plan, cost, nil, nil)
 }
 
-// refundableUntil returns until when a request is refunded. A caller may have sent it and report otherwise: then
-// it is until its guard has passed. A reservation that no caller has used may be returned later, because
-// callers wake up late.
-func refundableUntil(a *store.Reservation, unused bool) time.Time {
-	if unused || a.Guard == 0 {
-		return a.End.Add(a.Guard + timing.LatestWake)
-	}
-	return a.Start.Add(a.Guard)
-}
-
 // refund returns times to Redis. If lends is true, the next request that fits takes over a future
 // time. Any other request is refunded, also if Redis has landed it because other requests are reserved
 // further ahead. A failed call is not repeated, because Redis would hand out twice what was returned
@@ -285,7 +275,7 @@ func (q *quota) refund(reserved []store.Decision, lends bool) {
 	}
 	back := make(map[alike][]*store.Reservation)
 	for _, b := range reserved {
-		if a := b.Reservation; a != nil && a.State == state.id() && refundableUntil(a, lends).After(now) {
+		if a := b.Reservation; a != nil && a.State == state.id() && timing.RefundableUntil(a, lends).After(now) {
 			of := alike{a.Guard, a.Clock}
 			back[of] = append(back[of], a)
 		}

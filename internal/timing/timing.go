@@ -20,9 +20,6 @@ const (
 	// MostApart is how far behind all others a request is reserved at least. The script of package
 	// distributed has the same.
 	MostApart = 90 * time.Second
-	// LatestWake is the longest delay of a caller that wakes up. A longer one means that the process
-	// was stopped.
-	LatestWake = time.Second
 )
 
 const (
@@ -31,6 +28,7 @@ const (
 	takesTurn    = 50 * time.Microsecond  // the server's time for a call, while others wait behind it
 	wakeUp       = 10 * time.Millisecond  // the shortest assumed delay of a process that wakes up at its time
 	leastWake    = time.Millisecond       // the same with a returned reservation that is valid for a shorter time
+	latestWake   = time.Second            // a longer delay means that the process was stopped
 	mostSpare    = 250 * time.Millisecond // see spareOf
 	yieldAhead   = 10 * time.Millisecond  // how far ahead a request that yields is reserved, beyond two round trips
 	askBeforeEnd = 125 * time.Millisecond // how long before the end of a pause callers ask again at most; less than SOON of distributed's script
@@ -175,6 +173,24 @@ func (t *Timing) Lead(waited time.Duration, nth int64) time.Duration {
 // BeforeEnd returns after which part of the wait until the end of a pause a caller asks again.
 func (t *Timing) BeforeEnd(wait time.Duration) time.Duration {
 	return wait - min(t.Lead(wait, 8), askBeforeEnd, wait/2)
+}
+
+// AddWake records how late a caller woke up that returns a reservation now, if the reservation has expired
+// since its answer came.
+func (t *Timing) AddWake(r *store.Reservation, now time.Time) {
+	if r.Expired(now) && !r.Expired(r.Told) {
+		t.Link.Wake.Add(min(t.Bound, latestWake, now.Sub(r.Start), now.Sub(r.Told)))
+	}
+}
+
+// RefundableUntil returns until when a request is refunded. A caller may have sent it and report otherwise: then
+// it is until its guard has passed. A reservation that no caller has used may be returned later, because
+// callers wake up late.
+func RefundableUntil(r *store.Reservation, unused bool) time.Time {
+	if unused || r.Guard == 0 {
+		return r.End.Add(r.Guard + latestWake)
+	}
+	return r.Start.Add(r.Guard)
 }
 
 // UntilReserved returns after which part of a wait a request is near enough to be reserved. It is random,

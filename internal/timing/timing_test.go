@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
 )
 
 // newTiming returns the Timing of a quota with a guard of a second.
@@ -56,5 +57,47 @@ func TestReservationForNow(t *testing.T) {
 	}
 	if a.Guard = 0; q.Reservation(&a, a.Now, 1, 0).Guard != 0 {
 		t.Error("got a guard, want none with NoGuard")
+	}
+}
+
+// TestWakesOfExpiredReservations checks that a caller that woke up too late for its reservation makes later
+// reservations valid for longer, unless the answer itself came too late.
+func TestWakesOfExpiredReservations(t *testing.T) {
+	now := time.Now()
+	for _, test := range []struct {
+		told, end time.Duration // before now
+		want      time.Duration
+	}{
+		{200 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond},
+		{70 * time.Millisecond, 50 * time.Millisecond, 70 * time.Millisecond},
+		{200 * time.Millisecond, -time.Millisecond, 0},
+		{40 * time.Millisecond, 50 * time.Millisecond, 0},
+	} {
+		q := newTiming(t, "1/5s")
+		q.AddWake(&store.Reservation{Told: now.Add(-test.told), Start: now.Add(-100 * time.Millisecond), End: now.Add(-test.end)}, now)
+		if got, _ := q.Link.Wake.Get(); got != test.want {
+			t.Errorf("told %v ago, ended %v ago: got %v, want %v", test.told, test.end, got, test.want)
+		}
+	}
+}
+
+// TestRetryAfterLateAnswers checks that the delays after late answers are bounded, and end if answers
+// usually take longer than a reservation is valid.
+func TestRetryAfterLateAnswers(t *testing.T) {
+	q := newTiming(t, "1/5s")
+	for tries := range 20 {
+		most := min(2500*time.Millisecond, 100*time.Millisecond<<min(tries, 10))
+		if d, ok := q.RetryAfter(100*time.Millisecond, time.Minute, tries); !ok || d >= most {
+			t.Errorf("%d tries: got %v, %v, want less than %v", tries, d, ok, most)
+		}
+	}
+	if d, _ := q.RetryAfter(100*time.Millisecond, time.Millisecond, 9); d >= time.Millisecond {
+		t.Errorf("got %v, want less than 1ms", d)
+	}
+	q.Link.Trip.Add(3 * time.Second)
+	for tries, want := range []bool{true, true, true, false} {
+		if _, ok := q.RetryAfter(3*time.Second, time.Minute, tries); ok != want {
+			t.Errorf("trips of 3s, %d tries: got %v, want %v", tries, ok, want)
+		}
 	}
 }
