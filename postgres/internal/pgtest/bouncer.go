@@ -37,7 +37,7 @@ func (d *Database) PgBouncer(settings ...string) *Database {
 		servertest.SkipOrFail(d.t, require, "no PgBouncer: "+err.Error())
 	}
 	h := theHomeOf(d.t)
-	dir, err := h.mkdir()
+	dir, err := h.mkdir(false)
 	if err != nil {
 		d.t.Fatal(err)
 	}

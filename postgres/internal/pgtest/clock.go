@@ -13,7 +13,7 @@ import (
 func StartWithClock(t testing.TB, settings ...string) (s *Server, step func(time.Duration)) {
 	t.Helper()
 	binaries(t)
-	dir, err := theHomeOf(t).mkdir()
+	dir, err := theHomeOf(t).mkdir(true) // programs may not be run from memory
 	if err != nil {
 		t.Fatal(err)
 	}

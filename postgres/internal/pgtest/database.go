@@ -48,7 +48,6 @@ func (d *Database) NewDatabase() *Database {
 	d.t.Helper()
 	created := *d
 	created.name = fmt.Sprintf("test%d", databases.Add(1))
-	// Its files are copied, because that is fast without fsync, and the log remains small.
 	d.Exec("CREATE DATABASE " + created.name + " TEMPLATE template0")
 	d.t.Cleanup(func() { _, _ = d.try("DROP DATABASE " + created.name + " WITH (FORCE)") })
 	return &created

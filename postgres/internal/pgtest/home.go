@@ -18,12 +18,12 @@ import (
 //go:embed guard.sh
 var guardScript string
 
-// A home is the directory that holds the servers of this process and all that they write. Its guard, a
-// process of its own, ends the servers and removes the directory when the test has ended in any way.
+// A home has the directories that hold the servers of this process and all that they write. Its guard, a
+// process of its own, ends the servers and removes the directories when the test has ended in any way.
 type home struct {
-	dir      string
-	uid, gid int    // who runs the servers
-	password string // of the superuser of all servers
+	dir, memory string // on a disk; the same, or a directory in memory if there is room
+	uid, gid    int    // who runs the servers
+	password    string // of the superuser of all servers
 
 	guard    *exec.Cmd
 	alive    io.Closer // the guard acts when it is closed
@@ -43,7 +43,7 @@ func openHome() (*home, error) {
 			return nil, err
 		}
 	}
-	dir, err := os.MkdirTemp("", "pgtest")
+	dir, err := h.mkdirIn("")
 	if err != nil {
 		return nil, err
 	}
@@ -51,22 +51,27 @@ func openHome() (*home, error) {
 	if h.dir, err = filepath.EvalSymlinks(dir); err != nil {
 		return nil, err
 	}
-	if err := os.Chown(h.dir, h.uid, h.gid); err != nil {
-		return nil, err
+	h.memory = h.dir
+	if in := inMemory(); in != "" {
+		if h.memory, err = h.mkdirIn(in); err != nil {
+			h.memory = h.dir
+		}
 	}
 	h.template = onceFor(h.initdb)
-	h.guard = exec.Command("/bin/sh", "-c", guardScript, "pgtest-guard", h.dir)
+	current.Store(h)
+	return h, h.watch()
+}
+
+// watch starts the guard.
+func (h *home) watch() (err error) {
+	h.guard = exec.Command("/bin/sh", "-c", guardScript, "pgtest-guard", h.dir, h.memory)
 	h.guard.Dir = "/"
 	h.guard.Stderr = os.Stderr
 	h.guard.SysProcAttr = attributes(os.Getuid(), os.Getgid())
 	if h.alive, err = h.guard.StdinPipe(); err != nil {
-		return nil, err
+		return err
 	}
-	if err := h.guard.Start(); err != nil {
-		return nil, err
-	}
-	current.Store(h)
-	return h, nil
+	return h.guard.Start()
 }
 
 // becomeNobody lets nobody run the servers: postgres may own the databases of this machine.
@@ -82,15 +87,22 @@ func (h *home) becomeNobody() error {
 	return err
 }
 
-// close ends all servers and removes the directory.
+// close ends all servers and removes the directories.
 func (h *home) close() error {
 	h.alive.Close()
 	return h.guard.Wait()
 }
 
-// mkdir makes a directory for a server.
-func (h *home) mkdir() (string, error) {
-	dir, err := os.MkdirTemp(h.dir, "")
+// mkdir makes a directory for a server, on a disk or in memory.
+func (h *home) mkdir(onDisk bool) (string, error) {
+	if onDisk {
+		return h.mkdirIn(h.dir)
+	}
+	return h.mkdirIn(h.memory)
+}
+
+func (h *home) mkdirIn(parent string) (string, error) {
+	dir, err := os.MkdirTemp(parent, "pgtest")
 	if err != nil {
 		return "", err
 	}
@@ -121,7 +133,7 @@ func (h *home) do(name string, args ...string) error {
 
 // initdb makes the data of an empty server and returns its directory.
 func (h *home) initdb(bin string) (string, error) {
-	dir, err := h.mkdir()
+	dir, err := h.mkdir(false)
 	if err != nil {
 		return "", err
 	}

@@ -23,12 +23,15 @@ func TestMain(m *testing.M) { os.Exit(Run(m)) }
 
 func TestServer(t *testing.T) {
 	t.Parallel()
-	s := Start(t, "max_connections = 42", "fsync = on")
+	s := Start(t, "max_connections = 42", OnDisk)
 	if got := s.Exec("SELECT 'a', 'b'; SELECT current_setting('max_connections') || current_setting('fsync')"); got != "42on" {
 		t.Errorf("the settings are %q, want 42on", got)
 	}
 	if got := s.Exec("SELECT 1 WHERE false"); got != "" {
 		t.Errorf("no row = %q", got)
+	}
+	if !strings.HasPrefix(s.data(), s.home.dir) {
+		t.Errorf("the data is in %s, want in %s", s.data(), s.home.dir)
 	}
 	c := connect(t, s.SocketURL())
 	var addr *string
@@ -82,7 +85,8 @@ func TestStoppedServerKeepsAll(t *testing.T) {
 func TestKilledServerLosesWhatIsNotInItsLog(t *testing.T) {
 	t.Parallel()
 	s := Start(t, "synchronous_commit = off", "wal_writer_delay = 10s")
-	s.Exec("CREATE TABLE kept (n int); CHECKPOINT")
+	s.Exec("CREATE TABLE kept (n int)")
+	s.Exec("CHECKPOINT")
 	inserted := 0
 	until(t, "a row is lost", func() bool {
 		s.Exec("INSERT INTO kept VALUES (7)")
@@ -136,7 +140,7 @@ func TestServersEndWithAKilledTest(t *testing.T) {
 	if os.Getenv(victim) != "" {
 		s := Start(t)
 		s.Suspend()
-		fmt.Println("at", s.home.dir, s.proc.Pid)
+		fmt.Println("at", s.home.dir, s.home.memory, s.proc.Pid)
 		select {}
 	}
 	t.Parallel()
@@ -150,10 +154,10 @@ func TestServersEndWithAKilledTest(t *testing.T) {
 	if err := test.Start(); err != nil {
 		t.Fatal(err)
 	}
-	var dir string
+	var dir, memory string
 	var pid int
 	for lines := bufio.NewScanner(output); pid == 0 && lines.Scan(); {
-		_, _ = fmt.Sscanf(lines.Text(), "at %s %d", &dir, &pid)
+		_, _ = fmt.Sscanf(lines.Text(), "at %s %s %d", &dir, &memory, &pid)
 	}
 	_ = test.Process.Kill()
 	_ = test.Wait()
@@ -161,12 +165,13 @@ func TestServersEndWithAKilledTest(t *testing.T) {
 		t.Fatal("no server")
 	}
 	until(t, "the server has ended and its files are gone", func() bool {
-		_, err := os.Stat(dir)
-		return errors.Is(err, os.ErrNotExist) && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
+		_, onDisk := os.Stat(dir)
+		_, inMemory := os.Stat(memory)
+		return errors.Is(onDisk, os.ErrNotExist) && errors.Is(inMemory, os.ErrNotExist) && !runs(pid)
 	})
 	all, _ := filepath.Glob("/proc/[0-9]*/cwd")
 	for _, link := range all {
-		if to, _ := os.Readlink(link); strings.HasPrefix(to, dir+"/") {
+		if to, _ := os.Readlink(link); strings.HasPrefix(to, memory+"/") {
 			t.Errorf("%s is %s", link, to)
 		}
 	}
@@ -204,6 +209,19 @@ func TestWALBytes(t *testing.T) {
 	if got := s.WALBytes() - before; got < 64_000 || got > 640_000 {
 		t.Errorf("1,000 rows of 64 bytes took %d bytes", got)
 	}
+}
+
+func TestLimitedFilesAreFull(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	s.Exec("CREATE TABLE big (b bytea)")
+	s.LimitFiles(16 << 20)
+	grow := "INSERT INTO big SELECT sha512(n::text::bytea) FROM generate_series(1, 200000) AS n"
+	if _, err := s.try(grow); err == nil || !strings.Contains(err.Error(), "File too large") {
+		t.Errorf("a table of more than 16 MB: %v, want an error that the file is too large", err)
+	}
+	s.LimitFiles(-1)
+	s.Exec(grow)
 }
 
 func TestReplica(t *testing.T) {

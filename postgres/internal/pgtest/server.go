@@ -43,8 +43,11 @@ const (
 	busy = "Address already in use"
 )
 
-// settings are those of all servers. Data survives the death of a server without fsync; the machine
-// would have to die.
+// OnDisk is the setting of a server that has its data on a disk and waits for it. The data of others is in
+// memory if there is room, which starts them several times faster. It survives their death, too.
+const OnDisk = "fsync = on"
+
+// settings are those of all servers.
 const settings = `
 fsync = off
 dynamic_shared_memory_type = mmap  # in the directory, which is removed
@@ -59,6 +62,7 @@ type Server struct {
 
 	home *home
 	bin  string   // directory of the programs
+	disk bool     // the data is on a disk
 	dir  string   // contains the data, the log and the socket
 	env  []string // in addition to the environment of the test
 
@@ -72,7 +76,8 @@ type process struct {
 	exited chan struct{} // closed when the process has ended
 }
 
-// Start starts an empty server. Each setting is a line of postgresql.conf, such as "fsync = on".
+// Start starts an empty server. Each setting is a line of postgresql.conf, such as "max_connections = 20",
+// or OnDisk.
 func Start(t testing.TB, settings ...string) *Server {
 	t.Helper()
 	return start(t, nil, settings)
@@ -88,7 +93,7 @@ func start(t testing.TB, env, settings []string) *Server {
 // launch starts a server that does not end with the test.
 func launch(t testing.TB, env, settings []string) *Server {
 	t.Helper()
-	s := newServer(t, env)
+	s := newServer(t, slices.Contains(settings, OnDisk), env)
 	template, err := s.home.template(s.bin)
 	if err != nil {
 		t.Fatal(err)
@@ -101,14 +106,14 @@ func launch(t testing.TB, env, settings []string) *Server {
 }
 
 // newServer returns a server that has no data.
-func newServer(t testing.TB, env []string) *Server {
+func newServer(t testing.TB, onDisk bool, env []string) *Server {
 	t.Helper()
 	bin, h := binaries(t), theHomeOf(t)
-	dir, err := h.mkdir()
+	dir, err := h.mkdir(onDisk)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Server{home: h, bin: bin, dir: dir, env: env}
+	s := &Server{home: h, bin: bin, disk: onDisk, dir: dir, env: env}
 	s.Database = Database{t: t, user: superuser, password: h.password, name: "postgres"}
 	return s
 }
@@ -378,6 +383,32 @@ func (s *Server) processes() []int {
 	return pids
 }
 
+// LimitFiles makes each write of the server beyond so many bytes of a file fail, as on a disk that is
+// nearly full, until LimitFiles(-1). Its log of 16 MB a file needs as much. A server whose log can't be
+// written ends its sessions and may end itself. If the limit is 0, nothing can be written.
+func (s *Server) LimitFiles(bytes int64) {
+	s.t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	limit := "unlimited:"
+	if bytes >= 0 {
+		limit = strconv.FormatInt(bytes, 10) + ":" // the soft limit, which may be raised again
+	}
+	// The first process comes first: it gives its limit to those that it starts.
+	for _, pid := range append([]int{s.proc.Pid}, s.processes()...) {
+		err := s.home.do("prlimit", "--pid", strconv.Itoa(pid), "--fsize="+limit)
+		if err != nil && runs(pid) {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+// runs reports whether a process is there.
+func runs(pid int) bool {
+	_, err := os.Stat("/proc/" + strconv.Itoa(pid))
+	return err == nil
+}
+
 func signal(pids []int, sig os.Signal) {
 	for _, pid := range pids {
 		if p, err := os.FindProcess(pid); err == nil {
@@ -389,7 +420,7 @@ func signal(pids []int, sig os.Signal) {
 // Replica starts a replica of the server, and returns when it streams. It ends with the test.
 func (s *Server) Replica() *Server {
 	s.t.Helper()
-	r := newServer(s.t, s.env)
+	r := newServer(s.t, s.disk, s.env)
 	err := s.home.do(filepath.Join(s.bin, "pg_basebackup"), "-D", r.data(), "-d", s.URL(),
 		"-R", "-X", "stream", "-c", "fast", "--no-sync")
 	if err != nil {

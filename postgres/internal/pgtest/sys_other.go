@@ -13,3 +13,5 @@ const (
 )
 
 func attributes(int, int) *syscall.SysProcAttr { return nil }
+
+func inMemory() string { return "" }
