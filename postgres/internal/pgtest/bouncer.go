@@ -53,33 +53,33 @@ func (d *Database) PgBouncer(settings ...string) *Database {
 	return nil
 }
 
-// bounce runs PgBouncer at the address of b and waits until it answers. If it ends instead, bounce
+// bounce runs PgBouncer at the address of d and waits until it answers. If it ends instead, bounce
 // returns false.
-func (b *Database) bounce(h *home, bin, dir, to string, settings []string) bool {
-	b.t.Helper()
+func (d *Database) bounce(h *home, bin, dir, to string, settings []string) bool {
+	d.t.Helper()
 	users := filepath.Join(dir, "users.txt")
-	config := fmt.Sprintf(bouncerConfig, host, to, host, b.Port(), users, b.user) + strings.Join(settings, "\n") + "\n"
+	config := fmt.Sprintf(bouncerConfig, host, to, host, d.Port(), users, d.user) + strings.Join(settings, "\n") + "\n"
 	for name, content := range map[string]string{
-		"users.txt":     fmt.Sprintf("%q %q\n", b.user, b.password),
+		"users.txt":     fmt.Sprintf("%q %q\n", d.user, d.password),
 		"pgbouncer.ini": config,
 	} {
 		file := filepath.Join(dir, name)
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-			b.t.Fatal(err)
+			d.t.Fatal(err)
 		}
 		if err := os.Chown(file, h.uid, h.gid); err != nil {
-			b.t.Fatal(err)
+			d.t.Fatal(err)
 		}
 	}
 	cmd := h.command(bin, filepath.Join(dir, "pgbouncer.ini"))
-	p := runProcess(b.t, cmd, filepath.Join(dir, "log"))
-	b.t.Cleanup(func() {
+	p := runProcess(d.t, cmd, filepath.Join(dir, "log"))
+	d.t.Cleanup(func() {
 		_ = p.Kill() // it may have ended
 		<-p.exited
 	})
-	return p.answers(b.t, func() bool {
+	return p.answers(d.t, func() bool {
 		// Another one that took the port would not know the password.
-		_, err := b.try("SELECT 1")
+		_, err := d.try("SELECT 1", timeout)
 		return err == nil
 	})
 }

@@ -49,8 +49,15 @@ func (d *Database) NewDatabase() *Database {
 	created := *d
 	created.name = fmt.Sprintf("test%d", databases.Add(1))
 	d.Exec("CREATE DATABASE " + created.name + " TEMPLATE template0")
-	d.t.Cleanup(func() { _, _ = d.try("DROP DATABASE " + created.name + " WITH (FORCE)") })
+	d.t.Cleanup(func() { _, _ = d.try("DROP DATABASE "+created.name+" WITH (FORCE)", 5*time.Second) }) // of a server that answers
 	return &created
+}
+
+// As returns the database with the rights of another role.
+func (d *Database) As(role, password string) *Database {
+	as := *d
+	as.user, as.password = role, password
+	return &as
 }
 
 // URL returns the URL of the database, with a password.
@@ -78,22 +85,17 @@ func (d *Database) Port() string {
 // of the last result as text, or "" if there is none. The statements must not fail.
 func (d *Database) Exec(sql string) string {
 	d.t.Helper()
-	value, err := d.try(sql)
+	value, err := d.try(sql, timeout)
 	if err != nil {
 		d.t.Fatalf("%s: %v", sql, err)
 	}
 	return value
 }
 
-func (d *Database) try(sql string) (string, error) {
+func (d *Database) try(sql string, timeout time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	config, err := pgconn.ParseConfig(d.URL())
-	if err != nil {
-		return "", err
-	}
-	config.ConnectTimeout = time.Second
-	c, err := pgconn.ConnectConfig(ctx, config)
+	c, err := pgconn.Connect(ctx, d.URL())
 	if err != nil {
 		return "", err
 	}

@@ -200,6 +200,31 @@ func TestSharedDatabases(t *testing.T) {
 	}
 }
 
+func TestAnotherRole(t *testing.T) {
+	t.Parallel()
+	d := Shared(t)
+	d.Exec("CREATE TABLE mine (n int)")
+	d.Exec("CREATE ROLE another LOGIN PASSWORD 'other'")
+	defer d.Exec("DROP ROLE another")
+	as := d.As("another", "other")
+	if got := as.Exec("SELECT current_user"); got != "another" {
+		t.Errorf("the role is %s, want another", got)
+	}
+	if _, err := as.PgBouncer().try("SELECT * FROM mine", timeout); err == nil || !strings.Contains(err.Error(), "permission denied") {
+		t.Errorf("reading the table of the first role: %v, want permission denied", err)
+	}
+}
+
+func TestCommand(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	s.Exec("CREATE TABLE kept (n int)")
+	dump, err := s.Command("pg_dump", "-d", s.URL()).Output()
+	if err != nil || !strings.Contains(string(dump), "CREATE TABLE public.kept") {
+		t.Errorf("pg_dump printed %q, %v, want the table", dump, err)
+	}
+}
+
 func TestWALBytes(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
@@ -217,7 +242,7 @@ func TestLimitedFilesAreFull(t *testing.T) {
 	s.Exec("CREATE TABLE big (b bytea)")
 	s.LimitFiles(16 << 20)
 	grow := "INSERT INTO big SELECT sha512(n::text::bytea) FROM generate_series(1, 200000) AS n"
-	if _, err := s.try(grow); err == nil || !strings.Contains(err.Error(), "File too large") {
+	if _, err := s.try(grow, timeout); err == nil || !strings.Contains(err.Error(), "File too large") {
 		t.Errorf("a table of more than 16 MB: %v, want an error that the file is too large", err)
 	}
 	s.LimitFiles(-1)
@@ -231,7 +256,7 @@ func TestReplica(t *testing.T) {
 	r := s.Replica()
 	s.Exec("INSERT INTO kept VALUES (7)")
 	until(t, "the replica has the row", func() bool { return r.Exec("SELECT n FROM kept") == "7" })
-	if _, err := r.try("INSERT INTO kept VALUES (8)"); err == nil {
+	if _, err := r.try("INSERT INTO kept VALUES (8)", timeout); err == nil {
 		t.Error("a replica writes")
 	}
 	s.Kill()

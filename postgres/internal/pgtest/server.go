@@ -227,7 +227,7 @@ func (s *Server) run() bool {
 	s.mu.Unlock()
 	return p.answers(s.t, func() bool {
 		// Another server that took the port would answer, too.
-		data, err := s.try("SHOW data_directory")
+		data, err := s.try("SHOW data_directory", timeout)
 		return err == nil && data == s.data()
 	})
 }
@@ -415,6 +415,12 @@ func signal(pids []int, sig os.Signal) {
 			_ = p.Signal(sig) // it may have ended
 		}
 	}
+}
+
+// Command returns a command that runs a program that comes with the server, such as pgbench, as the user
+// who runs the server.
+func (s *Server) Command(program string, args ...string) *exec.Cmd {
+	return s.home.command(filepath.Join(s.bin, program), args...)
 }
 
 // Replica starts a replica of the server, and returns when it streams. It ends with the test.
