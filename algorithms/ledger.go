@@ -288,6 +288,18 @@ func (l *Ledger) refundLanded(now Moment, from int64, cost []int64) {
 	}
 }
 
+// Hold adds places in concurrency tiers and estimates of requests that another ledger has charged. It is
+// the reverse of Release, and of Settle for the estimates.
+func (l *Ledger) Hold(cost []int64) {
+	l.DropCredit()
+	l.addEstimates(cost, 1)
+	for i, r := range l.plan.rules {
+		if r, ok := r.(*concurrency); ok {
+			r.send(&l.state, Moment{}, cost[l.plan.unit[i]])
+		}
+	}
+}
+
 // Release frees the places of a request in concurrency tiers.
 func (l *Ledger) Release(cost []int64) {
 	for i, r := range l.plan.rules {
