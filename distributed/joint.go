@@ -205,6 +205,13 @@ func (a *jointAttempt) charged(what, at int64, replies []answer, r store.Request
 	return d
 }
 
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
 // refused returns the decision on a request that was not charged. until is the end of all pauses.
 func (a *jointAttempt) refused(what, at, until int64, reply *answer, r store.Request) store.Decision {
 	q, d := a.bundle.quotas[0], reply.later(what, at)

@@ -242,13 +242,6 @@ func (q *quota) cancel(reserved []store.Decision, lends bool) {
 	}
 }
 
-func latest(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
-
 // releaseUnsent releases the permits and estimates of a request that was not sent.
 func (q *quota) releaseUnsent(b store.Decision, cost []int64) {
 	q = q.newestWith(&cost)
