@@ -1,7 +1,7 @@
 package kept
 
 import (
-	"cmp"
+	"math"
 	"slices"
 	"time"
 
@@ -39,6 +39,8 @@ type part struct {
 	// terms are those of the reservations, and slack by how much shorter they may be valid.
 	terms timing.Terms
 	slack time.Duration
+	// headroom is the percentage that requests which yield leave. If negative, it is theirs.
+	headroom int64
 	// ahead are the places and estimates that processes want which have waited longer.
 	ahead []int64
 }
@@ -50,7 +52,7 @@ type result struct {
 	tier int
 	// at is when the request may go, or never.
 	at int64
-	// nth counts the requests that go at the same instant, from 0.
+	// nth counts the requests that go at the same instant, from 1, or is zero.
 	nth int64
 	// probe reports that the request is a probe.
 	probe bool
@@ -59,13 +61,17 @@ type result struct {
 	flight algorithms.Flight
 }
 
-// A turn is what a process reserves in one call, so that others have theirs: the times within a horizon behind
-// the first one to come. Of times that are one instant it is as many as the tier that decides admits in a
-// horizon.
+// A turn is what a process reserves in one call, so that others have theirs: of the times to come as many as the
+// tier that decides admits in a horizon, at least one.
 type turn struct {
-	first, instant int64
-	// alike is the number of requests at the instant.
-	alike int64
+	// begun reports that a time to come is reserved.
+	begun bool
+	// part and tier are the tier that ends the first instant to come, or tier is -1.
+	part, tier int
+	// left is the amount that the process may still reserve in that tier.
+	left int64
+	// instant is the last instant that is reserved, and nth counts the requests there.
+	instant, nth int64
 }
 
 // soonEnds is how long before the end of a pause requests are reserved behind it, in µs.
@@ -117,7 +123,7 @@ func (c *claim) decideOne(r *store.Request, first bool) (got result, ok bool) {
 	case timing.IsLate(*r, max(wait, time.Duration(notBefore-now)*time.Microsecond)):
 		got.verdict, got.at = store.Late, max(got.at, notBefore)
 	case notBefore > now+soonEnds || notBefore > now && probes > 0:
-		got.at, got.verdict, got.tier = max(got.at, notBefore), store.Later, min(got.tier, probing(probes))
+		got.at, got.verdict, got.tier = max(got.at, notBefore), store.Later, min(got.tier, probingTier(probes))
 	case r.YieldFor > 0 && got.at > now+(c.reply+c.soon).Microseconds():
 		got.verdict = store.Later
 	case c.room <= 0 && got.at > now:
@@ -142,8 +148,8 @@ func (c *claim) closed() (got result, ok bool) {
 	return got, false
 }
 
-// probing returns the tier of a result while a probe is in flight, and else -1.
-func probing(probes int) int {
+// probingTier returns the tier of a result while a probe is in flight, and else -1.
+func probingTier(probes int) int {
 	if probes > 0 {
 		return store.Probing
 	}
@@ -191,10 +197,18 @@ func (c *claim) costs(r *store.Request) (costs [][]int64) {
 func (c *claim) earliest(r *store.Request, headroom int64) (at int64, tier int) {
 	costs := c.costs(r)
 	at, tier = max(c.parts[0].now.At, c.floor), -1
-	for range 16 { // each round is later than the one before, and one of few ends of windows
+	rounds := 16 // each is later than the one before, at one of few ends of windows
+	if len(c.parts) == 1 {
+		rounds = 1
+	}
+	for range rounds {
 		before, tiers := at, 0
 		for i, p := range c.parts {
-			e, t := p.admits(c.there(p, at), costs[i], headroom)
+			if isFree(costs[i]) {
+				tiers += len(p.plan.Tiers())
+				continue
+			}
+			e, t := p.admits(c.there(p, at), costs[i], p.leaves(headroom))
 			if e = c.here(p, e); e > at {
 				at, tier = e, tiers+t
 			} else if t >= 0 && p.plan.Exhausted(t) {
@@ -209,11 +223,27 @@ func (c *claim) earliest(r *store.Request, headroom int64) (at int64, tier int) 
 	return at, tier
 }
 
+// isFree reports whether a cost is zero.
+func isFree(cost []int64) bool {
+	return !slices.ContainsFunc(cost, func(n int64) bool { return n != 0 })
+}
+
+// leaves returns the headroom of a request, which is zero if it does not yield.
+func (p *part) leaves(headroom int64) int64 {
+	if headroom > 0 && p.headroom >= 0 {
+		return p.headroom
+	}
+	return headroom
+}
+
 // admits returns the first instant from an instant on at which the tiers admit a cost, and places and estimates
 // remain for the processes that have waited longer.
 func (p *part) admits(from int64, cost []int64, headroom int64) (at int64, tier int) {
-	l := p.total()
-	m := p.moment(max(from, p.frontier().At))
+	l, m := p.total(), p.frontier()
+	if from > m.At { // which must not move the clock of the total
+		later := l.Clone()
+		l, m = &later, p.moment(from)
+	}
 	at, tier = l.Earliest(m, algorithms.Request{Cost: cost, Headroom: headroom})
 	if at >= algorithms.Latest || p.plan.Exhausted(tier) {
 		return at, tier
@@ -256,34 +286,38 @@ func (c *claim) decider(tier int) (part, own int) {
 
 // isInTurn reports whether the process may reserve a request in this turn, beside those that it has reserved.
 func (c *claim) isInTurn(got *result, r *store.Request) bool {
-	t, now := &c.turn, c.parts[0].now.At
+	t := &c.turn
 	switch {
 	case slices.ContainsFunc(c.parts, func(p *part) bool { return p.ahead != nil }): // others wait for places
 		return false
-	case got.at <= now || t.first == 0:
+	case got.at <= c.parts[0].now.At || !t.begun || t.tier < 0:
 		return true
-	case got.at == t.instant:
-		return t.alike < c.share(got.tier, r)
 	}
-	return got.at-t.first < c.horizon.Microseconds()
+	return c.amount(r) <= t.left
 }
 
-// share returns how many requests like one a tier admits in a horizon, at least one.
-func (c *claim) share(tier int, r *store.Request) int64 {
-	part, own := c.decider(tier)
-	if own < 0 {
-		return mostAClaim
+// amount returns what a request costs in the tier of the turn.
+func (c *claim) amount(r *store.Request) int64 {
+	t := &c.turn
+	return c.costs(r)[t.part][c.parts[t.part].plan.UnitOf(t.tier)]
+}
+
+// beginTurn begins the turn with a request for an instant to come.
+func (c *claim) beginTurn(r *store.Request, at int64) {
+	t := &c.turn
+	t.begun = true
+	if t.part, t.tier = c.decider(c.ends(r, at)); t.tier < 0 {
+		return
 	}
-	p := c.parts[part].plan
-	t, cost := p.Tiers()[own], c.costs(r)[part][p.UnitOf(own)]
-	window := t.Window
-	if t.Algorithm == algorithms.Calendar {
-		window = t.Period.Longest()
+	tier := c.parts[t.part].plan.Tiers()[t.tier]
+	window := tier.Window
+	if tier.Algorithm == algorithms.Calendar {
+		window = tier.Period.Longest()
 	}
-	if cost == 0 || window == 0 {
-		return mostAClaim
+	t.left = math.MaxInt64
+	if window > 0 {
+		t.left = int64(float64(tier.Limit) * c.horizon.Seconds() / window.Seconds())
 	}
-	return max(1, int64(float64(t.Limit)*c.horizon.Seconds()/window.Seconds())/cost)
 }
 
 // roomInBook returns how many requests the process may book, so that the rest of the book is left to others.
@@ -301,6 +335,10 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 		got.at = c.here(c.parts[0], c.parts[0].book[free[0]].at)
 	}
 	for i, p := range c.parts {
+		if isFree(costs[i]) {
+			got.guards = append(got.guards, 0)
+			continue
+		}
 		b := booking{at: c.there(p, got.at), guard: p.terms.Guard.Microseconds(), cost: p.spread(costs[i])}
 		if early := sendFrom - got.at; early > 0 && b.guard > 0 {
 			b.guard += early
@@ -321,8 +359,50 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 		got.guards = append(got.guards, b.guard)
 		c.startProbe(p, r, got)
 	}
-	c.turn.add(got, c.parts[0].now.At)
-	c.room--
+	if c.room--; got.at <= c.parts[0].now.At {
+		return
+	}
+	t := &c.turn
+	if !t.begun {
+		c.beginTurn(r, got.at)
+	}
+	if t.tier >= 0 {
+		t.left -= c.amount(r)
+	}
+	if t.nth++; got.at != t.instant {
+		t.instant, t.nth = got.at, 1
+	}
+	got.nth = t.nth
+}
+
+// ends returns the tier that ends an instant: it refuses the first of the requests like one that do not fit
+// there.
+func (c *claim) ends(r *store.Request, at int64) (tier int) {
+	refuses := func(count int) bool {
+		more := store.Request{Cost: slices.Clone(r.Cost)}
+		for u := range more.Cost {
+			more.Cost[u] *= int64(count)
+		}
+		next, decides := c.earliest(&more, 0)
+		if next > at {
+			tier = decides
+		}
+		return next > at
+	}
+	tier = -1
+	most := 1
+	for most < mostAClaim && !refuses(most) {
+		most *= 2
+	}
+	for least := most / 2; most-least > 1; {
+		if middle := (least + most) / 2; refuses(middle) {
+			most = middle
+		} else {
+			least = middle
+		}
+	}
+	refuses(most)
+	return tier
 }
 
 // reserve books a request, or charges it if its instant has come.
@@ -339,6 +419,13 @@ func (p *part) reserve(b booking) (f algorithms.Flight) {
 // it takes over only what was reserved together.
 func (c *claim) findFree(costs [][]int64, from int64) (free []int) {
 	for i, p := range c.parts {
+		if isFree(costs[i]) {
+			if i == 0 {
+				return nil
+			}
+			free = append(free, -1)
+			continue
+		}
 		j := p.takeFree(c.there(p, from), p.spread(costs[i]), p.terms.Guard.Microseconds(), p.slack.Microseconds())
 		if j < 0 || p.pause.Until > p.now.At || p.pause.Probe {
 			return nil
@@ -356,21 +443,11 @@ func (c *claim) startProbe(p *part, r *store.Request, got *result) {
 	if !p.pause.Probe {
 		return
 	}
-	d := store.Decision{}
-	p.pause.StartProbe(&d, p.moment(c.there(p, got.at)), p.ledger(), *r)
+	d, at := store.Decision{}, p.moment(c.there(p, got.at))
+	if p.pause.StartProbe(&d, at, p.ledger(), *r); r.Held { // its process extends the wait as long as it lives
+		p.pause.Until = at.At + p.terms.Guard.Microseconds() + 2*algorithms.Micros(store.ProbeTime)
+	}
 	got.probe, p.changed, p.urgent = true, true, true
-}
-
-func (t *turn) add(got *result, now int64) {
-	if got.at <= now {
-		return
-	}
-	t.first = cmp.Or(t.first, got.at)
-	if got.at != t.instant {
-		t.instant, t.alike = got.at, 0
-	}
-	got.nth = t.alike
-	t.alike++
 }
 
 // await records that the process waits for places or estimates, if it does not yet.

@@ -24,6 +24,8 @@ type lease struct {
 	ahead []begins
 	// settled are the costs of all settled estimates, by unit, and confirmed the part that the keeper has.
 	settled, confirmed []int64
+	// unreported reports that less is held since the last report.
+	unreported bool
 	// far is when the last booking begins that has a lease.
 	far time.Time
 	// crossed receives the percentages that calendar tiers reach.
@@ -95,6 +97,7 @@ func (l *lease) end(p *algorithms.Plan, cost, actual []int64, settled bool) {
 	if i := slices.IndexFunc(l.ahead, func(b begins) bool { return slices.Equal(b.cost, cost) }); i >= 0 && !settled {
 		l.ahead = slices.Delete(l.ahead, i, i+1)
 	}
+	l.unreported = true
 }
 
 // isIdle reports whether nothing is held and nothing to be reported.
@@ -114,6 +117,16 @@ func (l *lease) renews(now time.Time) bool {
 	return slices.Max(l.held) > 0 || !slices.Equal(l.settled, l.confirmed) || l.far.After(now)
 }
 
+// differs reports whether the last report is not what the process holds now.
+func (l *lease) differs() bool {
+	if l == nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.unreported || !slices.Equal(l.settled, l.confirmed)
+}
+
 // A report is what a transaction reports of a lease.
 type report struct {
 	held, settled, confirmed []int64
@@ -123,7 +136,7 @@ type report struct {
 func (l *lease) report(now int64) report {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ahead = slices.DeleteFunc(l.ahead, func(b begins) bool { return b.at <= now })
+	l.ahead, l.unreported = slices.DeleteFunc(l.ahead, func(b begins) bool { return b.at <= now }), false
 	r := report{slices.Clone(l.held), slices.Clone(l.settled), slices.Clone(l.confirmed)}
 	for _, b := range l.ahead {
 		for u, n := range b.cost {

@@ -3,7 +3,6 @@ package kept
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 
@@ -12,6 +11,7 @@ import (
 	"github.com/apithrottle/throttle/internal/order"
 	"github.com/apithrottle/throttle/internal/pause"
 	"github.com/apithrottle/throttle/internal/reporter"
+	"github.com/apithrottle/throttle/internal/timing"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -33,6 +33,9 @@ type quota struct {
 	seen seen
 	// next is the quota under a plan that replaced its own. If nil, it has not been needed.
 	next *quota
+
+	// ahead is the quota if it reserves ahead.
+	ahead *reserving
 }
 
 // Seen is what a transaction has found.
@@ -57,6 +60,9 @@ func newQuota(e *entry, given *algorithms.Plan, line *lineage.Line, version int6
 	defer e.mu.Unlock()
 	if e.lease == nil && (e.store.options.Ahead || plan.Concurrent() || plan.Estimates()) {
 		e.lease = newLease(plan)
+	}
+	if e.store.options.Ahead {
+		q.ahead = &reserving{q, timing.New(&e.store.link, e.clock, plan)}
 	}
 	return q
 }
@@ -143,7 +149,7 @@ var moved = store.Decision{Verdict: store.Moved, Tier: -1}
 
 func (q *quota) Order() *order.Order { return q.line.Order() }
 
-// enqueue adds a change that the next transaction applies to the ledger, if it is still that of the plan.
+// enqueueOwn adds a change that the next transaction applies to the ledger, if it is still that of the plan.
 // Otherwise requests land with their guard.
 func (q *quota) enqueueOwn(apply func(t *txn)) {
 	q.enqueue(func(t *txn) {
@@ -214,19 +220,26 @@ func (q *quota) freed() {
 
 // reportSoon runs a transaction soon, unless another has reported by then what is to be reported now.
 func (q *quota) reportSoon() {
-	q.store.tasks.later(q.entry, reportDelay, func() {
-		if q.mustReport() {
-			_ = q.transact(context.Background(), nil)
+	q.entry.mu.Lock()
+	defer q.entry.mu.Unlock()
+	if q.reporting {
+		return
+	}
+	q.reporting = true
+	q.store.reports.Later(reportDelay, func() error {
+		q.entry.mu.Lock()
+		q.reporting = false
+		must := q.mustReport()
+		q.entry.mu.Unlock()
+		if !must {
+			return nil
 		}
+		return q.transact(context.Background(), nil)
 	})
 }
 
-// mustReport reports whether the keeper lacks something that this process knows.
-func (q *quota) mustReport() bool {
-	q.entry.mu.Lock()
-	defer q.entry.mu.Unlock()
-	return len(q.pending) > 0 || q.lease.differs()
-}
+// mustReport reports whether the keeper lacks something that this process knows. It needs mu.
+func (e *entry) mustReport() bool { return len(e.pending) > 0 || e.lease.differs() }
 
 // Observe is recorded with the next transaction.
 func (q *quota) Observe(d store.Decision, cost []int64, seen []store.Observation) {
@@ -242,7 +255,10 @@ func (q *quota) Unanswered(d store.Decision, cost []int64) {
 		if d.Reservation != nil {
 			guard = time.Until(d.Reservation.Start.Add(d.Reservation.Guard))
 		}
-		q.store.tasks.after(guard, func() { q.Settle(d, cost, cost, nil) })
+		q.store.reports.Later(guard, func() error {
+			q.Settle(d, cost, cost, nil)
+			return nil
+		})
 	}
 	if d.Probe {
 		q.endProbe(d, false)
@@ -282,11 +298,19 @@ func (q *quota) Return(ctx context.Context, d store.Decision, cost []int64) erro
 		return nil
 	}
 	wall := q.store.options.Wall()
-	q.enqueueOwn(func(t *txn) { t.ledger().CancelOnly(t.at(wall), d.Flight, cost) })
+	q.enqueueOwn(func(t *txn) { t.cancel(wall, d, cost) })
 	q.endProbe(d, false)
 	err := q.transact(ctx, nil)
 	q.notify(store.Eased, 0)
 	return err
+}
+
+// cancel refunds a request, but for its places and estimates, which the lease reports.
+func (t *txn) cancel(wall int64, d store.Decision, cost []int64) {
+	if t.plan.Concurrent() || t.plan.Estimates() {
+		t.ledger().Hold(cost)
+	}
+	t.ledger().Cancel(t.at(wall), d.Flight, cost)
 }
 
 // Align is recorded with the next transaction.
@@ -300,22 +324,18 @@ func (q *quota) Align(tier int, from, to time.Time) {
 
 // Pause is recorded with the next transaction, if the keeper is not available now.
 func (q *quota) Pause(ctx context.Context, p store.Pause) (done store.Paused, err error) {
-	level := q.remembers().level
 	began := time.Now()
-	given := p.For
-	err = q.transact(ctx, func(t *part) { done = t.begin(p) })
+	err = q.transact(ctx, func(t *part) { done = t.pauseFor(p) })
 	if errors.Is(err, store.ErrUnavailable) {
-		p.For = p.Length(level)
-		done = store.Paused{Applied: true, For: p.For}
+		p.For = p.Length(q.remembers().level)
+		done = store.Paused{For: p.For}
 		q.pauseAlone(p, began)
-		return done, nil
 	}
-	_ = given
 	return done, err
 }
 
-// begin begins a pause.
-func (p *part) begin(q store.Pause) (done store.Paused) {
+// pauseFor begins a pause.
+func (p *part) pauseFor(q store.Pause) (done store.Paused) {
 	level := p.level
 	q.For = q.Length(level)
 	if done.Applied, done.Epoch = p.pause.Apply(q, p.now), p.pause.Epoch; done.Applied {
@@ -390,7 +410,7 @@ func (q *quota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 func (q *quota) Close() {
 	if q.line.Close() { // requests in flight land with their guard
 		q.entry.mu.Lock()
-		q.pending = slices.Clone(q.pending)
+		q.pending = nil
 		q.entry.mu.Unlock()
 	}
 	q.close()

@@ -15,6 +15,7 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/lineage"
 	"github.com/apithrottle/throttle/internal/pause"
+	"github.com/apithrottle/throttle/internal/reports"
 	"github.com/apithrottle/throttle/internal/timing"
 	"github.com/apithrottle/throttle/store"
 )
@@ -64,7 +65,7 @@ type Store struct {
 	link    timing.Link
 	clock   timing.Clock // the keeper's
 	news    news
-	tasks   tasks
+	reports reports.Reports
 
 	mu sync.Mutex // guards all below
 	// entries contains what the openers of a key share, by name.
@@ -97,8 +98,8 @@ type entry struct {
 	crossed []algorithms.Crossing
 	// probes are the epochs whose probes wait for a response.
 	probes map[int64]struct{}
-	// renewal renews the lease, or is nil.
-	renewal *time.Timer
+	// reporting reports that a transaction is about to report, and renewing that one is to renew the lease.
+	reporting, renewing bool
 }
 
 // Known is what a process remembers of a state.
@@ -130,8 +131,8 @@ func (s *Store) Open(key string, plan *algorithms.Plan, report func(store.Call))
 	}
 	line, version := s.lines.Open(key)
 	q := newQuota(s.entry(Name(key)), plan, line, version, report)
-	if s.options.Ahead {
-		return newReserving(q), nil
+	if q.ahead != nil {
+		return q.ahead, nil
 	}
 	return q, nil
 }
@@ -229,11 +230,14 @@ type transaction struct {
 	parts []*part
 	sent  time.Time
 	view  View
-	// tookEffect are by quota the pending changes that were applied, and reports those of the leases.
-	applied []int
-	reports []report
-	bounds  timing.Bounds
-	got     time.Time
+	// applied are by quota how many pending changes were applied, reported what was reported of the leases,
+	// and crossed the percentages that calendar tiers have reached.
+	applied  []int
+	reported []report
+	crossed  [][]algorithms.Crossing
+	// bounds are by quota those of its clock, and got is when the transaction ended.
+	bounds []timing.Bounds
+	got    time.Time
 }
 
 // run runs the transaction. The quotas differ in their names.
@@ -294,7 +298,7 @@ func (x *transaction) appliedTo(i int) int {
 
 // change is the body of the transaction.
 func (x *transaction) change(v View, index []int) ([]Write, error) {
-	x.view, x.applied, x.reports = v, nil, nil
+	x.view, x.applied, x.reported, x.crossed = v, nil, nil, nil
 	parts := make([]*part, len(x.quotas))
 	for i, q := range x.quotas {
 		t, err := begin(v.Values[index[i]], v.Wall, q.plan, q.text, q.remembers(), q.store.options.Ahead)
@@ -303,12 +307,12 @@ func (x *transaction) change(v View, index []int) ([]Write, error) {
 		}
 		p := &part{txn: t, lease: q.lease, leaseEnds: t.now.At + q.store.options.Lease.Microseconds()}
 		if x.parts != nil && x.parts[i] != nil {
-			p.terms, p.slack = x.parts[i].terms, x.parts[i].slack
+			p.terms, p.slack, p.headroom = x.parts[i].terms, x.parts[i].slack, x.parts[i].headroom
 		}
 		if t.lost && t.grantsFrom+q.store.options.Lease.Microseconds() < t.now.At && q.lease != nil {
 			t.grantsFrom = t.now.At + q.store.options.Lease.Microseconds()/3
 		}
-		x.reports = append(x.reports, t.apply(q.lease, p.leaseEnds))
+		x.reported = append(x.reported, t.apply(q.lease, p.leaseEnds))
 		x.applied = append(x.applied, q.applyPending(t))
 		parts[i] = p
 	}
@@ -318,6 +322,7 @@ func (x *transaction) change(v View, index []int) ([]Write, error) {
 	}
 	writes := make([]Write, len(index))
 	for i, p := range parts {
+		x.crossed = append(x.crossed, p.crossings())
 		writes[index[i]] = p.finish()
 		if v := writes[index[i]].Value; len(v) > MostBytes {
 			return nil, fmt.Errorf("%s: state of %d bytes exceeds %d: %w", x.quotas[i].store.options.Name, len(v), MostBytes, errTooLarge)

@@ -291,6 +291,14 @@ func (p *part) take(r store.Request) store.Decision {
 	return d
 }
 
+// crossings returns the percentages that calendar tiers have reached with what was charged.
+func (t *txn) crossings() []algorithms.Crossing {
+	if !t.changed {
+		return nil
+	}
+	return t.ledger().Crossings(t.now)
+}
+
 // finish prepares the state for being written, and returns it.
 func (t *txn) finish() Write {
 	if !t.changed {
