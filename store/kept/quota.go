@@ -23,6 +23,8 @@ type quota struct {
 	given, plan *algorithms.Plan
 	// text is the plan as text.
 	text string
+	// replaces is the text of the plan that this one has replaced in this process, or empty.
+	replaces string
 
 	line *lineage.Line
 	// version is the plan's version in the line.
@@ -81,7 +83,7 @@ func (q *quota) successor() *quota {
 	if q.next == nil {
 		plan, version := q.line.Newest()
 		q.next = newQuota(q.entry, plan, q.line, version, q.calls)
-		q.next.seen = q.seen
+		q.next.replaces, q.next.seen = q.text, q.seen
 		q.next.seen.ledger = q.next.plan.Convert(q.seen.ledger, q.seen.now)
 	}
 	return q.next
@@ -281,7 +283,7 @@ func (q *quota) Learned() bool { return false }
 // Resume takes effect in other processes when they learn of it, or when they ask.
 func (q *quota) Resume(ctx context.Context) error {
 	err := q.transact(ctx, func(p *part) {
-		p.pause = pause.State{Epoch: p.pause.Epoch + 1}
+		p.pause = pause.State{Epoch: p.pause.Epoch}
 		p.level, p.changed, p.urgent = 0, true, true
 	})
 	if err == nil {

@@ -53,6 +53,9 @@ func (e *entry) recordState(p *part, sent time.Time) (changes []change) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	was := e.known
+	if was.birth == p.birth && was.at > p.now.At { // another transaction of this process is ahead
+		return nil
+	}
 	e.known = known{
 		at: p.now.At, offset: p.offset, birth: p.birth, revision: p.revision, expires: p.expires() - p.offset, pause: p.pause, level: p.level,
 	}
@@ -74,8 +77,12 @@ func (e *entry) recordState(p *part, sent time.Time) (changes []change) {
 	case p.pause.Epoch != was.pause.Epoch:
 		e.voided = sent
 		changes = append(changes, change{store.Eased, 0})
-	case p.pause.Until < was.pause.Until && was.pause.Until > p.now.At: // the response to a probe is in
+	case p.pause.Until >= was.pause.Until || was.pause.Until <= p.now.At:
+	case was.pause.Probing: // the response to a probe is in
 		changes = append(changes, change{store.Freed, 0})
+	default:
+		e.voided = sent
+		changes = append(changes, change{store.Eased, 0})
 	}
 	return changes
 }

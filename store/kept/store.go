@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -243,21 +244,13 @@ type transaction struct {
 // run runs the transaction. The quotas differ in their names.
 func (s *Store) run(ctx context.Context, x *transaction) (err error) {
 	order := slices.SortedFunc(slices.Values(x.quotas), func(a, b *quota) int { return bytes.Compare(a.name, b.name) })
-	for i, q := range order {
-		select {
-		case q.turn <- struct{}{}:
-		case <-ctx.Done():
-			for _, q := range order[:i] {
-				<-q.turn
-			}
-			return fmt.Errorf("%s: %w: %w", s.options.Name, store.ErrUnavailable, ctx.Err())
-		}
+	leave, err := s.takeTurns(ctx, order)
+	if err != nil {
+		return err
 	}
 	began := x.quotas[0].calls.Begin()
 	defer func() {
-		for _, q := range order {
-			<-q.turn
-		}
+		leave()
 		x.quotas[0].calls.End(began, x.requests, err)
 	}()
 	names := make([][]byte, len(order))
@@ -280,13 +273,39 @@ func (s *Store) run(ctx context.Context, x *transaction) (err error) {
 	for i, q := range x.quotas {
 		q.dropPending(x.appliedTo(i))
 	}
-	if err != nil {
+	if prefix := s.options.Name + ": "; err != nil {
+		if !strings.HasPrefix(err.Error(), prefix) {
+			err = fmt.Errorf("%s%w", prefix, err)
+		}
 		return err
 	}
 	for i, q := range x.quotas {
 		q.record(x.parts[i], x, i)
 	}
 	return nil
+}
+
+// takeTurns waits for the turns of quotas that reserve ahead: a process makes one transaction of a name at a time. The
+// keeper of others does so.
+func (s *Store) takeTurns(ctx context.Context, order []*quota) (leave func(), err error) {
+	if !s.options.Ahead {
+		return func() {}, nil
+	}
+	for i, q := range order {
+		select {
+		case q.turn <- struct{}{}:
+		case <-ctx.Done():
+			for _, q := range order[:i] {
+				<-q.turn
+			}
+			return nil, fmt.Errorf("%s: %w: %w", s.options.Name, store.ErrUnavailable, ctx.Err())
+		}
+	}
+	return func() {
+		for _, q := range order {
+			<-q.turn
+		}
+	}, nil
 }
 
 func (x *transaction) appliedTo(i int) int {
@@ -301,9 +320,9 @@ func (x *transaction) change(v View, index []int) ([]Write, error) {
 	x.view, x.applied, x.reported, x.crossed = v, nil, nil, nil
 	parts := make([]*part, len(x.quotas))
 	for i, q := range x.quotas {
-		t, err := begin(v.Values[index[i]], v.Wall, q.plan, q.text, q.remembers(), q.store.options.Ahead)
+		t, err := begin(v.Values[index[i]], v.Wall, q)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", q.store.options.Name, err)
+			return nil, err
 		}
 		p := &part{txn: t, lease: q.lease, leaseEnds: t.now.At + q.store.options.Lease.Microseconds()}
 		if x.parts != nil && x.parts[i] != nil {
@@ -325,7 +344,7 @@ func (x *transaction) change(v View, index []int) ([]Write, error) {
 		x.crossed = append(x.crossed, p.crossings())
 		writes[index[i]] = p.finish()
 		if v := writes[index[i]].Value; len(v) > MostBytes {
-			return nil, fmt.Errorf("%s: state of %d bytes exceeds %d: %w", x.quotas[i].store.options.Name, len(v), MostBytes, errTooLarge)
+			return nil, fmt.Errorf("state of %d bytes exceeds %d: %w", len(v), MostBytes, errTooLarge)
 		}
 	}
 	return writes, nil

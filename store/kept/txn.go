@@ -33,9 +33,9 @@ type txn struct {
 // idleRecord is how long a plan without decisions keeps a ledger of its own beside others, in µs.
 const idleRecord = 60_000_000
 
-// begin reads a value at a time of the keeper's clock. known is what the process knew of the state.
-func begin(value []byte, wall int64, plan *algorithms.Plan, text string, known *known, birth bool) (*txn, error) {
-	t := &txn{plan: plan}
+// begin reads a value of a quota at a time of the keeper's clock.
+func begin(value []byte, wall int64, q *quota) (*txn, error) {
+	t, known := &txn{plan: q.plan}, q.remembers()
 	if value != nil {
 		var err error
 		if t.state, err = parse(value); err == nil {
@@ -46,10 +46,10 @@ func begin(value []byte, wall int64, plan *algorithms.Plan, text string, known *
 		}
 	}
 	t.now, t.changed = t.state.now(wall, known.at)
-	if birth {
+	if q.store.options.Ahead {
 		t.findLoss(value != nil, known)
 	}
-	if err := t.choose(text); err != nil {
+	if err := t.choose(q.text, q.replaces); err != nil {
 		return nil, err
 	}
 	t.commit()
@@ -77,8 +77,9 @@ func (t *txn) findLoss(exists bool, known *known) {
 	}
 }
 
-// choose finds the plan's ledger. If there is none, it converts the one that was used last.
-func (t *txn) choose(text string) error {
+// choose finds the plan's ledger. If there is none, it converts the ledger of the plan that this one replaces, or else
+// the one that shows the most use.
+func (t *txn) choose(text, replaces string) error {
 	is := func(r record) bool { return r.text == text }
 	switch t.own = slices.IndexFunc(t.ledgers, is); {
 	case t.own >= 0:
@@ -91,8 +92,11 @@ func (t *txn) choose(text string) error {
 		t.ledgers = []record{{text: text, plan: t.plan, ledger: fresh(t.plan)}}
 		t.own = 0
 	default:
-		latest := slices.MaxFunc(t.ledgers, func(a, b record) int { return int(min(1, max(-1, a.used-b.used))) })
-		t.remap(append(t.ledgers, record{text: text, plan: t.plan, ledger: t.plan.Convert(latest.ledger, t.now)}))
+		from, kept := t.ledgers, t.ledgers
+		if i := slices.IndexFunc(t.ledgers, func(r record) bool { return r.text == replaces }); i >= 0 {
+			from, kept = t.ledgers[i:i+1], slices.Delete(slices.Clone(t.ledgers), i, i+1)
+		}
+		t.remap(append(slices.Clip(kept), record{text: text, plan: t.plan, ledger: t.convert(from)}))
 	}
 	t.ledgers[t.own].used = t.now.At
 	if len(t.ledgers) > 1 {
@@ -101,6 +105,22 @@ func (t *txn) choose(text string) error {
 	}
 	t.indexUnits()
 	return nil
+}
+
+// convert returns a ledger for the plan, from the ledgers of other plans. A log that is short may not contain all
+// use.
+func (t *txn) convert(from []record) (most algorithms.Ledger) {
+	var used int64 = -1
+	for i := range from {
+		l, sum := t.plan.Convert(from[i].ledger, t.now), int64(0)
+		for _, u := range l.Usage(t.now) {
+			sum += u.Used
+		}
+		if sum > used {
+			most, used = l, sum
+		}
+	}
+	return most
 }
 
 // rebind makes the ledger one of an equal plan.
