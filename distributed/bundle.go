@@ -71,10 +71,10 @@ func (b *bundle) Reserve(guards []time.Duration, requests []store.Request, done 
 	b.mu.Lock()
 	b.waiting = true
 	b.mu.Unlock()
-	p := b.quotas[0].store.reports.begin()
+	p := b.quotas[0].store.reports.Begin()
 	go b.reserve(guards, requests, func(got []store.Decision, err error) {
 		done(got, err)
-		p.end(nil)
+		p.End(nil)
 	}, 0)
 }
 
@@ -190,7 +190,7 @@ func (b *bundle) leave() {
 		return
 	}
 	q := b.quotas[0]
-	q.store.reports.later(leaveDelay, func() error {
+	q.store.reports.Later(leaveDelay, func() error {
 		b.mu.Lock()
 		turn, promised := b.turn, b.promised
 		if b.waiting {

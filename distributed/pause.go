@@ -68,7 +68,7 @@ func (q *quota) endPause(ctx context.Context, epoch int64, how int, length time.
 
 // reportProbe is endPause in a goroutine that ends with the call.
 func (q *quota) reportProbe(epoch int64, how int) {
-	q.store.reports.background(func() error {
+	q.store.reports.Background(func() error {
 		_, err := q.endPause(context.Background(), epoch, how, 0)
 		return err
 	})

@@ -278,10 +278,10 @@ func (q *quota) Arrived(b store.Decision, _ []int64) { q.endProbe(b, answered) }
 func (q *quota) Unanswered(b store.Decision, cost []int64) {
 	q.endProbe(b, unanswered)
 	if q.plan.Estimates() {
-		a, p := b.Reservation, q.store.reports.begin()
+		a, p := b.Reservation, q.store.reports.Begin()
 		time.AfterFunc(time.Until(a.Start.Add(a.Guard)), func() {
 			q.Settle(b, cost, cost, nil)
-			p.end(nil)
+			p.End(nil)
 		})
 	}
 }
@@ -315,7 +315,7 @@ func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation
 	if b.Reservation == nil || b.Reservation.State == inFallback || !q.isNewest() || !q.worthReporting(seen) && !b.Probe {
 		return
 	}
-	q.store.reports.background(func() error {
+	q.store.reports.Background(func() error {
 		_, _, _, err := q.askWith(context.Background(), opObserve, func(n *quota, args []any) []any {
 			args = append(args, micros(b.Reservation.Guard))
 			if n != q { // the readings belong to tiers of the previous plan

@@ -31,7 +31,7 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (store.Decision
 	case a := <-done:
 		return a.Decision, a.err
 	case <-ctx.Done():
-		q.store.reports.background(func() error {
+		q.store.reports.Background(func() error {
 			q.Cancel([]store.Decision{(<-done).Decision})
 			return nil
 		})
@@ -94,11 +94,11 @@ func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (sto
 
 // Reserve asks Redis, in a goroutine that ends with the call.
 func (q *quota) Reserve(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
-	p := q.store.reports.begin()
+	p := q.store.reports.Begin()
 	go q.reserve(behind, requests, func(got []store.Decision, err error) {
 		q.leave(leaveDelay) // the callers may have left before they had a turn or a place in the queue
 		done(got, err)
-		p.end(nil)
+		p.End(nil)
 	}, 0)
 }
 
@@ -235,7 +235,7 @@ func (q *quota) cancel(reserved []store.Decision, lends bool) {
 	if q.newest().leases == nil { // the newest quota makes the call
 		q.refund(reserved, lends) // before the next call
 	} else {
-		q.store.reports.background(func() error { // calls take turns
+		q.store.reports.Background(func() error { // calls take turns
 			q.refund(reserved, lends)
 			return nil
 		})
@@ -286,10 +286,10 @@ func (q *quota) refund(reserved []store.Decision, lends bool) {
 			for _, a := range some {
 				args = appendCost(append(args, a.At), n.plan.Translate(q.plan, a.Cost))
 			}
-			p := q.store.reports.begin()
+			p := q.store.reports.Begin()
 			n.node.enter(&trip{calls: []*call{newCall(n, args)}, refunds: true, done: func(err error) {
 				n.leases.unlock(err)
-				p.end(err)
+				p.End(err)
 			}})
 			time.AfterFunc(refundDelay, n.node.run)
 		}
@@ -313,7 +313,7 @@ func (q *quota) leave(delay time.Duration) {
 	if q.watchers.any() || q.turns.next.Load() == 0 && q.turns.place.Load() == nil && !q.leases.queued() {
 		return
 	}
-	q.store.reports.later(delay, func() error {
+	q.store.reports.Later(delay, func() error {
 		if q.watchers.any() {
 			return nil
 		}

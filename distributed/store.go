@@ -129,6 +129,7 @@ import (
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/lineage"
+	"github.com/apithrottle/throttle/internal/reports"
 	"github.com/apithrottle/throttle/internal/timing"
 	"github.com/apithrottle/throttle/store"
 )
@@ -214,7 +215,7 @@ type Store struct {
 	probes   sync.Map // of *store.Reservation: the probes that wait for their response
 	debtors  sync.Map // of *quota: those with requests that were sent and not charged in Redis
 	lessees  sync.Map // of *leases: those with units held or amounts to report
-	reports  reports
+	reports  reports.Reports
 	journal  *journal
 	peeker   peeker
 	apart    atomic.Bool // the server is a proxy of several, which runs no call of several keys
