@@ -472,22 +472,3 @@ func (c *claim) await(r *store.Request) {
 		}
 	}
 }
-
-// wantedBefore returns what processes want which have waited longer for places or estimates, or nil.
-func (t *txn) wantedBefore(l *lease) (wanted []int64) {
-	since := t.now.At + 1
-	if l != nil {
-		if o := t.owner(l.id); o != nil && o.waits > 0 {
-			since = o.waits
-		}
-	}
-	for _, o := range t.owners {
-		if o.waits > 0 && o.waits < since && (l == nil || o.id != l.id) {
-			if wanted == nil {
-				wanted = make([]int64, len(o.wants))
-			}
-			wanted = sum(wanted, o.wants)
-		}
-	}
-	return wanted
-}

@@ -21,13 +21,15 @@ type owner struct {
 	settled []int64
 }
 
-// mostOwners bounds a value at 16 KB.
-const mostOwners = 400
-
-func appendOwners(b []byte, owners []owner) []byte {
+// appendOwners appends the owners. Their instants count from one.
+func appendOwners(b []byte, owners []owner, from int64) []byte {
 	b = binary.AppendVarint(b, int64(len(owners)))
 	for _, o := range owners {
-		for _, n := range []int64{o.id, o.expires, o.waits} {
+		waits := int64(0)
+		if o.waits > 0 {
+			waits = from - o.waits + 1
+		}
+		for _, n := range []int64{o.id, o.expires - from, waits} {
 			b = binary.AppendVarint(b, n)
 		}
 		b = appendAmounts(appendAmounts(appendAmounts(b, o.wants), o.held), o.settled)
@@ -35,12 +37,14 @@ func appendOwners(b []byte, owners []owner) []byte {
 	return b
 }
 
-func (r *reader) owners(units int) (owners []owner) {
+func (r *reader) owners(units int, from int64) (owners []owner) {
 	for range r.count() {
-		owners = append(owners, owner{
-			id: r.number(), expires: r.number(), waits: r.number(),
-			wants: r.amounts(units), held: r.amounts(units), settled: r.amounts(units),
-		})
+		o := owner{id: r.number(), expires: from + r.number()}
+		if waits := r.number(); waits > 0 {
+			o.waits = from - waits + 1
+		}
+		o.wants, o.held, o.settled = r.amounts(units), r.amounts(units), r.amounts(units)
+		owners = append(owners, o)
 	}
 	return owners
 }

@@ -307,14 +307,6 @@ func (q *quota) Return(ctx context.Context, d store.Decision, cost []int64) erro
 	return err
 }
 
-// cancel refunds a request, but for its places and estimates, which the lease reports.
-func (t *txn) cancel(wall int64, d store.Decision, cost []int64) {
-	if t.plan.Concurrent() || t.plan.Estimates() {
-		t.ledger().Hold(cost)
-	}
-	t.ledger().Cancel(t.at(wall), d.Flight, cost)
-}
-
 // Align is recorded with the next transaction.
 func (q *quota) Align(tier int, from, to time.Time) {
 	wall, later := q.store.options.Wall(), to.Add(time.Microsecond-1).UnixMicro()
@@ -376,29 +368,6 @@ func (q *quota) Status(ctx context.Context) (s store.Status, err error) {
 	})
 	s.Shared = q.store.options.Shared
 	return s, err
-}
-
-// tiers returns the status of the tiers, with what is booked.
-func (t *txn) tiers() []store.TierStatus {
-	tiers := store.Tiers(t.ledger(), t.now)
-	if len(t.book) == 0 {
-		return tiers
-	}
-	for _, b := range t.book {
-		cost := t.of(t.own, b.cost)
-		for i := range tiers {
-			n := cost[t.plan.UnitOf(i)]
-			tiers[i].Used += n
-			tiers[i].InFlight += n
-		}
-	}
-	ends := t.now.Until(t.frontier().At)
-	for i, u := range t.total().Usage(t.frontier()) {
-		s := &tiers[i]
-		s.Remaining = max(0, s.Limit-s.Used)
-		s.Limited, s.RetryAfter, s.ResetAfter = true, max(s.RetryAfter, ends, t.now.Until(u.Next)), max(s.ResetAfter, t.now.Until(u.Fresh))
-	}
-	return tiers
 }
 
 // Watch calls changed after a change that this process makes or learns of.

@@ -492,33 +492,6 @@ func (q *reserving) giveBack(d store.Decision, cost []int64, unused bool) {
 	})
 }
 
-// refund takes a reservation of a plan out of the book, or out of the ledgers if its instant has come.
-func (t *txn) refund(of *algorithms.Plan, r *store.Reservation, cost []int64) {
-	own := t.plan.Translate(of, cost)
-	b := booking{at: r.At, guard: r.Guard.Microseconds(), cost: t.spread(own)}
-	if t.isHeld(b.cost) || slices.ContainsFunc(t.book, func(o booking) bool { return o.at == r.At && o.owner != 0 }) {
-		for _, o := range t.owners {
-			b.owner = o.id
-			if t.state.giveBack(&b) {
-				t.changed, t.whole = true, nil
-				return
-			}
-		}
-		b.owner = 0
-	}
-	if t.state.giveBack(&b) {
-		t.changed, t.whole = true, nil
-		return
-	}
-	for i := range t.ledgers {
-		l := &t.ledgers[i].ledger
-		p := l.Plan()
-		if l.Refund(t.now, b.at, b.guard, t.of(i, b.cost), p.Concurrent() || p.Estimates()) {
-			t.changed, t.whole = true, nil
-		}
-	}
-}
-
 // Return refunds a request that was not sent.
 func (q *reserving) Return(_ context.Context, d store.Decision, cost []int64) error {
 	q.giveBack(d, cost, false)

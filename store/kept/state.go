@@ -122,7 +122,7 @@ func (s *state) appendRest(b []byte) []byte {
 		data, _ := r.ledger.AppendBinary(nil)
 		b = appendBytes(b, data)
 	}
-	return appendOwners(appendBook(b, s.book, s.owners, s.last), s.owners)
+	return appendOwners(appendBook(b, s.book, s.owners, s.last), s.owners, s.last)
 }
 
 func appendBytes[T string | []byte](b []byte, data T) []byte {
@@ -174,7 +174,7 @@ func (s *state) readRest(r *reader) {
 		return
 	}
 	s.book = r.book(len(units), s.last)
-	s.owners = r.owners(len(units))
+	s.owners = r.owners(len(units), s.last)
 	r.bad = r.bad || !nameOwners(s.book, s.owners)
 }
 

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -343,17 +342,17 @@ func (x *transaction) change(v View, index []int) ([]Write, error) {
 	for i, p := range parts {
 		x.crossed = append(x.crossed, p.crossings())
 		writes[index[i]] = p.finish()
-		if v := writes[index[i]].Value; len(v) > MostBytes {
-			return nil, fmt.Errorf("state of %d bytes exceeds %d: %w", len(v), MostBytes, errTooLarge)
+		if v := writes[index[i]].Value; x.quotas[i].store.options.Ahead && len(v) > MostBytes {
+			return nil, fmt.Errorf("the state has %d bytes, of which %d are for %d processes that hold places or estimates, and %d at most: let fewer processes share it, or use package distributed",
+				len(v), len(appendOwners(nil, p.owners, p.last)), len(p.owners), MostBytes)
 		}
 	}
 	return writes, nil
 }
 
-// MostBytes is the size of the largest value, 64 KB.
-const MostBytes = 1 << 16
-
-var errTooLarge = errors.New("use fewer units, tiers or processes that hold places")
+// MostBytes is the size of the largest value of a quota that reserves ahead. Some 400 processes that hold places
+// or estimates fit.
+const MostBytes = 1 << 14
 
 // remembers returns what the process knows of the state.
 func (e *entry) remembers() *known {

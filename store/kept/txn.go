@@ -356,3 +356,61 @@ func lasting(t algorithms.Tier) int64 {
 	window := algorithms.Micros(t.Window)
 	return min(2*window+window*(t.Burst/max(1, t.Limit)), algorithms.Latest)
 }
+
+// cancel refunds a request, but for its places and estimates, which the lease reports.
+func (t *txn) cancel(wall int64, d store.Decision, cost []int64) {
+	if t.plan.Concurrent() || t.plan.Estimates() {
+		t.ledger().Hold(cost)
+	}
+	t.ledger().Cancel(t.at(wall), d.Flight, cost)
+}
+
+// refund takes a reservation of a plan out of the book, or out of the ledgers if its instant has come.
+func (t *txn) refund(of *algorithms.Plan, r *store.Reservation, cost []int64) {
+	own := t.plan.Translate(of, cost)
+	b := booking{at: r.At, guard: r.Guard.Microseconds(), cost: t.spread(own)}
+	if t.isHeld(b.cost) || slices.ContainsFunc(t.book, func(o booking) bool { return o.at == r.At && o.owner != 0 }) {
+		for _, o := range t.owners {
+			b.owner = o.id
+			if t.state.giveBack(&b) {
+				t.changed, t.whole = true, nil
+				return
+			}
+		}
+		b.owner = 0
+	}
+	if t.state.giveBack(&b) {
+		t.changed, t.whole = true, nil
+		return
+	}
+	for i := range t.ledgers {
+		l := &t.ledgers[i].ledger
+		p := l.Plan()
+		if l.Refund(t.now, b.at, b.guard, t.of(i, b.cost), p.Concurrent() || p.Estimates()) {
+			t.changed, t.whole = true, nil
+		}
+	}
+}
+
+// tiers returns the status of the tiers, with what is booked.
+func (t *txn) tiers() []store.TierStatus {
+	tiers := store.Tiers(t.ledger(), t.now)
+	if len(t.book) == 0 {
+		return tiers
+	}
+	for _, b := range t.book {
+		cost := t.of(t.own, b.cost)
+		for i := range tiers {
+			n := cost[t.plan.UnitOf(i)]
+			tiers[i].Used += n
+			tiers[i].InFlight += n
+		}
+	}
+	ends := t.now.Until(t.frontier().At)
+	for i, u := range t.total().Usage(t.frontier()) {
+		s := &tiers[i]
+		s.Remaining = max(0, s.Limit-s.Used)
+		s.Limited, s.RetryAfter, s.ResetAfter = true, max(s.RetryAfter, ends, t.now.Until(u.Next)), max(s.ResetAfter, t.now.Until(u.Fresh))
+	}
+	return tiers
+}
