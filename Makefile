@@ -25,7 +25,7 @@ BESIDE = awsthrottle cmd/throttle grpcthrottle otelthrottle
 # The other modules, except suites and page/pagetest, which have targets of their own.
 MODULES = $(BESIDE) sdktest bench
 
-.PHONY: all test check race soak valkey modules test32 stress redis lint dist dist-check bench fidelity laws fuzz example suites page
+.PHONY: all test check race soak valkey modules test32 stress redis postgres lint dist dist-check bench fidelity laws fuzz example suites page
 
 all: lint test
 
@@ -100,6 +100,10 @@ stress: redis
 # THROTTLE_REDIS_SERVER names must be there.
 redis:
 	@sh tools/redis.sh
+
+# postgres installs a PostgreSQL server and a PgBouncer if there is none and apt-get can.
+postgres:
+	@sh tools/postgres.sh
 
 lint:
 	@files=$$(gofmt -l .) || exit 1; \

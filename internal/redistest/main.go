@@ -2,7 +2,6 @@ package redistest
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"os"
 	"sync"
@@ -10,28 +9,17 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/apithrottle/throttle/internal/leaktest"
+	"github.com/apithrottle/throttle/internal/servertest"
 )
 
-const (
-	atOnce    = "16" // parallel tests; most of them wait
-	keptLines = 30
-)
+const keptLines = 30
 
-// Run runs the tests of a package for its TestMain and returns the exit code of leaktest.Run.
-// Clients of go-redis log each connection that a test breaks, and Run prints this log only if a
-// test fails. Without -parallel, 16 tests run in parallel on any number of processors, because they
-// mostly wait for servers.
+// Run runs the tests of a package for its TestMain, as servertest.Run. Clients of go-redis log each
+// connection that a test breaks, and Run prints this log only if a test fails.
 func Run(m *testing.M) int {
-	flag.Parse()
-	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
-	if !given {
-		_ = flag.Set("test.parallel", atOnce)
-	}
 	l := new(clientLog)
 	redis.SetLogger(l)
-	code := leaktest.Run(m)
+	code := servertest.Run(m)
 	if code != 0 {
 		l.show()
 	}

@@ -25,11 +25,14 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/apithrottle/throttle/internal/servertest"
 	"github.com/apithrottle/throttle/internal/soak"
 )
 
 const (
 	host = "127.0.0.1"
+	// require is the environment variable that makes a missing server an error, if it is 1.
+	require = "THROTTLE_REQUIRE_REDIS"
 	// timeout is the timeout of clients for commands.
 	timeout = time.Second
 	// dialTimeout is their timeout for connections. A dial is refused at once where no server listens,
@@ -99,7 +102,7 @@ func start(t testing.TB, env []string, args ...string) *Server {
 func serverPath(t testing.TB) string {
 	t.Helper()
 	if soak.Race {
-		skipOrFail(t, "THROTTLE_REQUIRE_REDIS", "no Redis server with the race detector, because real time would not suffice")
+		servertest.SkipOrFail(t, require, "no Redis server with the race detector, because real time would not suffice")
 	}
 	name := os.Getenv("THROTTLE_REDIS_SERVER")
 	path, err := exec.LookPath(cmp.Or(name, "redis-server"))
@@ -107,31 +110,9 @@ func serverPath(t testing.TB) string {
 	case err != nil && name != "":
 		t.Fatalf("THROTTLE_REDIS_SERVER names a server that is missing: %v", err)
 	case err != nil:
-		skipOrFail(t, "THROTTLE_REQUIRE_REDIS", "no Redis server: "+err.Error())
+		servertest.SkipOrFail(t, require, "no Redis server: "+err.Error())
 	}
 	return path
-}
-
-// skipOrFail ends a test for which something is missing. The test is skipped, or fails if the
-// environment variable is 1.
-func skipOrFail(t testing.TB, variable, why string) {
-	t.Helper()
-	if os.Getenv(variable) == "1" {
-		t.Fatalf("%s, but %s=1 requires it", why, variable)
-	}
-	note(t.Name() + ": " + why)
-	t.Skip(why)
-}
-
-// note adds a line to the file that $THROTTLE_SKIPPED names, if any. go test does not list skipped
-// tests.
-func note(line string) {
-	f, err := os.OpenFile(os.Getenv("THROTTLE_SKIPPED"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
-	if err != nil {
-		return
-	}
-	defer f.Close()
-	_, _ = f.WriteString(line + "\n")
 }
 
 // freePort returns a port that is free. The port 10000 above it, which cluster nodes use among
