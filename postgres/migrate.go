@@ -78,14 +78,17 @@ func (k *keeper) migrate(ctx context.Context, sql string) error {
 // check returns an error if the table does not have the columns of schema.sql.
 func (k *keeper) check(ctx context.Context, conn *pgconn.PgConn) error {
 	sql := fmt.Sprintf("SELECT name, state, expires FROM %s LIMIT 0", k.table)
-	r := conn.ExecParams(ctx, sql, nil, nil, nil, nil).Read()
-	if r.Err != nil {
-		return r.Err
+	r := conn.ExecParams(ctx, sql, nil, nil, nil, nil)
+	r.NextRow() // reads the description
+	var oids []uint32
+	for _, f := range r.FieldDescriptions() {
+		oids = append(oids, f.DataTypeOID)
 	}
-	for i, oid := range []uint32{byteaOID, byteaOID, timestamptzOID} {
-		if r.FieldDescriptions[i].DataTypeOID != oid {
-			return errAnotherShape
-		}
+	if _, err := r.Close(); err != nil {
+		return err
+	}
+	if !slices.Equal(oids, []uint32{byteaOID, byteaOID, timestamptzOID}) {
+		return errAnotherShape
 	}
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -112,20 +111,13 @@ func namesParam(names [][]byte) param {
 	return param{byteaArrayOID, b}
 }
 
-// epoch is the server's zero time, 2000-01-01, in µs of Unix time, and lastTime the last one it has.
+// epoch is the server's zero time, 2000-01-01, in µs of Unix time. The server has all later times.
 // https://www.postgresql.org/docs/15/datatype-datetime.html, read 2026-11-28
-const (
-	epoch    = 946_684_800_000_000
-	lastTime = 9_223_371_331_200_000_000 - 1 - epoch
-)
+const epoch = 946_684_800_000_000
 
 // timeParam returns a Unix time in µs.
 func timeParam(unix int64) param {
-	t := int64(math.MaxInt64) // infinity
-	if unix <= lastTime {
-		t = max(unix, 0) - epoch
-	}
-	return param{timestamptzOID, binary.BigEndian.AppendUint64(nil, uint64(t))}
+	return param{timestamptzOID, binary.BigEndian.AppendUint64(nil, uint64(max(unix, 0)-epoch))}
 }
 
 // unixMicro returns the Unix time in µs of a timestamptz.
