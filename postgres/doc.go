@@ -1,0 +1,2 @@
+// Package postgres keeps quotas in PostgreSQL.
+package postgres

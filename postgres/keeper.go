@@ -1,0 +1,101 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/apithrottle/throttle/store/kept"
+)
+
+// A keeper keeps values in the rows of a table.
+type keeper struct {
+	pool    *pgxpool.Pool
+	table   table
+	timeout time.Duration
+	sql     statements
+	turns   chan struct{} // holds an element for each transaction under way
+	journal journal
+
+	// wrote reports that a transaction has written. Until then, a server that is read only is taken for
+	// the wrong one, and afterwards for one that a failover is about to replace.
+	wrote atomic.Bool
+}
+
+var _ kept.Keeper = (*keeper)(nil)
+
+// newKeeper returns the keeper of options whose zero values have been replaced.
+func newKeeper(pool *pgxpool.Pool, o Options) (*keeper, error) {
+	t, err := parseTable(o.Table)
+	if err != nil {
+		return nil, err
+	}
+	return &keeper{
+		pool: pool, table: t, timeout: o.Timeout, sql: newStatements(t, o),
+		turns: make(chan struct{}, o.Conns), journal: journal{to: o.Log},
+	}, nil
+}
+
+// withNews returns the keeper, which is a kept.Listener unless pollOnly is set.
+func (k *keeper) withNews(pollOnly bool) kept.Keeper {
+	if pollOnly {
+		return k
+	}
+	return listeningKeeper{k}
+}
+
+// mostTries is how often Update begins a transaction before it gives up. Each connection of the pool may
+// be one that a restart of the server has closed, and each row one that another process inserts first.
+const mostTries = 5
+
+// Update implements kept.Keeper. Its context, and Options.Timeout, bound the wait for a turn and a
+// connection. After BEGIN, Options.Timeout alone bounds each of two or three trips: pgx closes a
+// connection whose context ends within a trip.
+func (k *keeper) Update(ctx context.Context, names [][]byte, change func(kept.View) ([]kept.Write, error)) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, k.timeout, errNoConnection)
+	defer cancel()
+	select {
+	case k.turns <- struct{}{}:
+		defer func() { <-k.turns }()
+	case <-ctx.Done():
+		return &unavailableError{k.table, context.Cause(ctx)}
+	}
+	for try := 1; ; try++ {
+		err := k.once(ctx, names, change)
+		var again *againError
+		if !errors.As(err, &again) || try == mostTries {
+			return k.explain(err)
+		}
+	}
+}
+
+// once runs one transaction. A panic of change rolls it back, too.
+func (k *keeper) once(ctx context.Context, names [][]byte, change func(kept.View) ([]kept.Write, error)) error {
+	conn, err := k.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release() // closes the connection if a transaction is open
+	t := &transaction{keeper: k, conn: conn.Conn().PgConn()}
+	defer t.rollback()
+	view, err := t.begin(names)
+	if err != nil {
+		return err
+	}
+	writes, err := change(view)
+	if err != nil {
+		return &changeError{err}
+	}
+	return t.write(names, writes)
+}
+
+func (k *keeper) acquire(ctx context.Context) (*pgxpool.Conn, error) {
+	conn, err := k.pool.Acquire(ctx)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return conn, err
+}

@@ -1,0 +1,9 @@
+package postgres
+
+import (
+	"testing"
+
+	"github.com/apithrottle/throttle/internal/published"
+)
+
+func TestPublished(t *testing.T) { published.Check(t) }
