@@ -332,6 +332,9 @@ func (t *txn) finish() Write {
 // expires returns an instant from which the state decides as none would.
 func (t *txn) expires() int64 {
 	at := max(t.now.At, t.pause.Until, t.grantsFrom)
+	if t.pause.Probe || t.level > 0 {
+		at += afterPause
+	}
 	for _, o := range t.owners {
 		at = max(at, o.expires)
 	}
@@ -347,6 +350,9 @@ func (t *txn) expires() int64 {
 	}
 	return min(at, algorithms.Latest)
 }
+
+// afterPause is how long a quota without requests knows that a probe is due, or how often it has backed off, in µs.
+const afterPause = 3_600_000_000
 
 // lasting returns a bound of how long a tier counts a request.
 func lasting(t algorithms.Tier) int64 {
