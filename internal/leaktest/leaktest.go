@@ -6,7 +6,6 @@ import (
 	"os"
 	"runtime"
 	"strings"
-	"testing"
 	"time"
 )
 
@@ -16,9 +15,12 @@ const (
 	pollInterval = 10 * time.Millisecond
 )
 
+// Tests are the tests of a package: a *testing.M.
+type Tests interface{ Run() int }
+
 // Run runs the tests and returns the exit code, for a TestMain. It also fails if the tests pass and
 // leave goroutines of this module running.
-func Run(m *testing.M) int {
+func Run(m Tests) int {
 	code := m.Run()
 	if code != 0 {
 		return code

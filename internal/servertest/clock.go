@@ -39,6 +39,9 @@ func NewClock(t testing.TB, variable, dir string) *Clock {
 	if output, err := exec.Command(cc, "-shared", "-fPIC", "-O1", "-o", library, source).CombinedOutput(); err != nil {
 		t.Fatalf("can't compile the clock: %v\n%s", err, output)
 	}
+	if err := os.Chmod(library, 0o755); err != nil { // with any umask
+		t.Fatal(err)
+	}
 	c := &Clock{t: t, offset: filepath.Join(dir, "offset")}
 	c.Env = []string{"LD_PRELOAD=" + library, "THROTTLE_CLOCK=" + c.offset}
 	c.Set(0)
@@ -50,6 +53,9 @@ func (c *Clock) Set(d time.Duration) {
 	c.t.Helper()
 	// The servers read the file all the time, and must not read a part of it.
 	if err := os.WriteFile(c.offset+".new", binary.NativeEndian.AppendUint64(nil, uint64(d.Microseconds())), 0o644); err != nil {
+		c.t.Fatal(err)
+	}
+	if err := os.Chmod(c.offset+".new", 0o644); err != nil { // with any umask
 		c.t.Fatal(err)
 	}
 	if err := os.Rename(c.offset+".new", c.offset); err != nil {

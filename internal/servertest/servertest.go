@@ -14,7 +14,7 @@ const atOnce = "16" // parallel tests; most of them wait
 
 // Run runs the tests of a package for its TestMain and returns the exit code of leaktest.Run. Without
 // -parallel, 16 tests run in parallel on any number of processors, because they mostly wait for servers.
-func Run(m *testing.M) int {
+func Run(m leaktest.Tests) int {
 	flag.Parse()
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
