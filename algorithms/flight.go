@@ -111,9 +111,11 @@ func (s *state) removeInFlight(f Flight, cost []int64) bool {
 		f = f.unheld()
 	}
 	in := s.find(f)
-	if in == nil {
-		return false
-	}
+	return in != nil && s.remove(in, cost, held)
+}
+
+// remove removes a cost from a slot, and reports whether the slot contained it.
+func (s *state) remove(in slot, cost []int64, held bool) bool {
 	for u, n := range cost {
 		if held && !s.plan.estimated[u] && *in.held(u) < n || !held && *in.total(u)-*in.held(u) < n {
 			return false // the slot does not contain it

@@ -274,6 +274,36 @@ func (l *Ledger) Cancel(now Moment, f Flight, cost []int64) (inTime bool) {
 	return inTime
 }
 
+// Refund takes back a request that was charged for an instant and never sent. guard is that of the charge, in
+// microseconds, or zero for the plan's, and held tells whether the request was held. Refund leaves its estimates
+// and its places as they are. It reports whether the request was in flight. If it was not, the tiers take back
+// what they still count of it, as far as they can tell.
+func (l *Ledger) Refund(now Moment, at, guard int64, cost []int64, held bool) (inFlight bool) {
+	now = l.advance(now)
+	if guard == 0 {
+		guard = l.plan.guard
+	}
+	lands := at
+	if guard > 0 {
+		lands += min(max(guard, 1<<l.plan.resolution), maxWindowUS)
+	}
+	for i := range l.slots() {
+		if in := l.slot(i); in[0] >= lands && l.remove(in, cost, held) {
+			l.DropCredit()
+			return true
+		}
+	}
+	if lands <= now.At {
+		l.refundLanded(now, lands>>l.plan.resolution<<l.plan.resolution, cost)
+	}
+	for _, r := range l.plan.anchored {
+		if guard == 0 && cost[r.unit] > 0 { // its arrival was assumed
+			r.doubtOpen(&l.state)
+		}
+	}
+	return false
+}
+
 // refundLanded takes back a request that has landed at from or later. A tier with a report keeps the
 // units, because the report was compared with them.
 func (l *Ledger) refundLanded(now Moment, from int64, cost []int64) {
@@ -285,6 +315,18 @@ func (l *Ledger) refundLanded(now Moment, from int64, cost []int64) {
 			continue
 		}
 		r.refund(&l.state, now, from, n)
+	}
+}
+
+// Hold adds places in concurrency tiers and estimates of requests that another ledger has charged. It is
+// the reverse of Release, and of Settle for the estimates.
+func (l *Ledger) Hold(cost []int64) {
+	l.DropCredit()
+	l.addEstimates(cost, 1)
+	for i, r := range l.plan.rules {
+		if r, ok := r.(*concurrency); ok {
+			r.send(&l.state, Moment{}, cost[l.plan.unit[i]])
+		}
 	}
 }
 

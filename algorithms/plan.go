@@ -206,6 +206,28 @@ func (p *Plan) AssumeUsedAt(at time.Time) *Plan {
 	return &started
 }
 
+// WithShortLogs returns a plan that keeps no log of more than some stamps: a tier of more is a
+// SlidingWindow, also if it is a FixedWindow of UnknownPhase. It is the plan itself if it has none.
+func (p *Plan) WithShortLogs(most int64) *Plan {
+	long := func(t Tier) bool { return t.Algorithm == SlidingLog && t.Limit > most }
+	if !slices.ContainsFunc(p.tiers, long) {
+		return p
+	}
+	tiers := slices.Clone(p.given)
+	for i, t := range p.tiers {
+		if long(t) && !p.IsPace(i) {
+			own := &tiers[p.declared[i]]
+			own.Algorithm, own.Phase = SlidingWindow, 0
+		}
+	}
+	short, err := NewPlan(tiers, p.Guard())
+	if err != nil {
+		return p // its window is too short for parts
+	}
+	short.start = p.start
+	return short
+}
+
 // Start returns the instant passed to AssumeUsedAt. It is zero for quotas that start unused.
 func (p *Plan) Start() time.Time { return p.start }
 

@@ -7,18 +7,22 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/apithrottle/throttle/internal/timing"
 	"github.com/apithrottle/throttle/store"
 )
 
-// askAhead is how long before its time a process in the line asks.
-const askAhead = 750 * time.Millisecond
+const (
+	leastCalls = 4                      // how many calls may always share a round trip
+	mostCalls  = 64                     // how many may if a trip takes long
+	askAhead   = 750 * time.Millisecond // how long before its time a process in the line asks
+)
 
 // An attempt is a trip that reserves times for requests: for the first of them, as many as fit in it.
 type attempt struct {
 	trip
-	terms    // set when the trip is sent
-	quota    *quota
-	requests []store.Request
+	timing.Terms // set when the trip is sent
+	quota        *quota
+	requests     []store.Request
 	// way is the longest time in flight to the provider, and hold how long after the reply the requests
 	// are sent at the earliest.
 	way, hold time.Duration
@@ -37,7 +41,7 @@ type attempt struct {
 // newAttempt returns an attempt for requests of callers that wait.
 func newAttempt(q *quota, behind *store.Reservation, requests []store.Request) *attempt {
 	a := &attempt{quota: q, requests: requests, mixed: q.mixed.Load()}
-	calls, floor := q.callsATrip(), int64(0)
+	calls, floor := callsATrip(q.UsualTrip()), int64(0)
 	if q.leases != nil {
 		calls = 1 // each call reports the held units, which include the grants of the call before
 	}
@@ -70,6 +74,11 @@ func newAttempt(q *quota, behind *store.Reservation, requests []store.Request) *
 	return a
 }
 
+// callsATrip returns how many calls may share a round trip without making it much longer.
+func callsATrip(trip time.Duration) int {
+	return int(min(mostCalls, max(leastCalls, trip/time.Millisecond)))
+}
+
 // appendTerms appends four arguments, which are set when the trip is sent.
 func (a *attempt) appendTerms(args []any) []any {
 	a.termsAt, a.onSend = len(args), a.setTerms
@@ -78,10 +87,10 @@ func (a *attempt) appendTerms(args []any) []any {
 
 func (a *attempt) setTerms(calls int) {
 	var slack time.Duration
-	a.terms, slack = a.quota.terms(a.way, a.hold, calls)
-	shows := a.quota.clock.shows(time.Now())
+	a.Terms, slack = a.quota.Terms(a.way, a.hold, calls)
+	shows := a.quota.Clock.Shows(time.Now())
 	for _, c := range a.calls {
-		copy(c.args[a.termsAt:], []any{micros(a.guard), micros(a.reply), shows, micros(slack)})
+		copy(c.args[a.termsAt:], []any{micros(a.Guard), micros(a.Reply), shows, micros(slack)})
 	}
 }
 
@@ -106,7 +115,7 @@ func (a *attempt) appendRequests(args []any, requests []store.Request, most time
 			args = append(args, n, within)
 		}
 		if hasTurns {
-			soon := micros(a.quota.soon())
+			soon := micros(a.quota.Soon())
 			if !yields {
 				soon = -soon
 			}
@@ -183,7 +192,7 @@ func (a *attempt) read() (got []store.Decision, err error) {
 	got = make([]store.Decision, 0, min(len(requests), mostACall*len(a.calls)))
 	for i, c := range a.calls {
 		reply := q.recordReply(parseHeader(c.reply), &a.trip)
-		reply.terms = a.terms
+		reply.Terms = a.Terms
 		n := min(mostACall, len(requests))
 		if closed, ok := reply.closed(); ok {
 			return append(got, slices.Repeat([]store.Decision{closed}, len(requests))...), nil
@@ -238,7 +247,7 @@ func (a *attempt) decision(what, at int64, reply *answer, r store.Request, reser
 		if a.hasTurns(r) {
 			q.turns.next.Store(0) // the turn was taken
 		}
-		return reply.admitted(&q.timing, what, at, r.Cost, reserved)
+		return reply.admitted(&q.Timing, what, at, r.Cost, reserved)
 	}
 	d := reply.later(what, at)
 	switch {
@@ -248,22 +257,22 @@ func (a *attempt) decision(what, at int64, reply *answer, r store.Request, reser
 		d.Wait = q.leases.askAgain() // a message may be lost
 	case at == never: // a release may help soon enough
 		d.Wait = q.store.options.Horizon
-	case isLate(r, d.Wait):
+	case timing.IsLate(r, d.Wait):
 		d.Verdict = store.Late
 	case what == -1 && at == reply.until: // the end of the pause
-		d.Wait = q.beforeEnd(d.Wait)
+		d.Wait = q.BeforeEnd(d.Wait)
 	case a.hasTurns(r):
 		if at-reply.now <= micros(r.MaxWait) { // else it has no turn
 			q.turns.next.Store(at)
 		}
-		if soon := q.soon(); d.Wait > soon {
+		if soon := q.Soon(); d.Wait > soon {
 			d.Wait -= soon / 2
 		}
 		d.Wait = min(d.Wait, longestInQueue)
 	case a.place != nil:
-		d.Ready, d.Wait = d.Wait, max(0, d.Wait-a.place.askAhead(a.got, d.Wait, q.usualTrip()))
-	case d.Wait > mostApart:
-		d.Ready, d.Wait = d.Wait, untilReserved(d.Wait)
+		d.Ready, d.Wait = d.Wait, max(0, d.Wait-a.place.askAhead(a.got, d.Wait, q.UsualTrip()))
+	case d.Wait > timing.MostApart:
+		d.Ready, d.Wait = d.Wait, timing.UntilReserved(d.Wait)
 	default:
 		d.Wait = min(d.Wait, q.store.options.Horizon)
 	}

@@ -71,10 +71,10 @@ func (b *bundle) Reserve(guards []time.Duration, requests []store.Request, done 
 	b.mu.Lock()
 	b.waiting = true
 	b.mu.Unlock()
-	p := b.quotas[0].store.reports.begin()
+	p := b.quotas[0].store.reports.Begin()
 	go b.reserve(guards, requests, func(got []store.Decision, err error) {
 		done(got, err)
-		p.end(nil)
+		p.End(nil)
 	}, 0)
 }
 
@@ -106,7 +106,7 @@ func (b *bundle) reserve(guards []time.Duration, requests []store.Request, done 
 			done(nil, err)
 		case a.isLate(got):
 			b.Cancel(got)
-			delay, err := q.retryAfter(q.key, &a.trip, tries)
+			delay, err := q.retryAfter(&a.trip, tries)
 			if err != nil {
 				done(nil, err)
 				return
@@ -144,7 +144,7 @@ func (b *bundle) reserve(guards []time.Duration, requests []store.Request, done 
 // outermost quota since then than time passed, the instant came hardly nearer, and the process waits
 // twice as long as before. So it asks a few times for a turn, however far away the turn is.
 func (b *bundle) wait(turn, lead time.Duration, now time.Time) time.Duration {
-	soon, frontier := b.quotas[0].soon(), now.Add(lead)
+	soon, frontier := b.quotas[0].Soon(), now.Add(lead)
 	again, least := max(0, turn-lead), time.Duration(0)
 	if again > soon {
 		again -= soon / 2
@@ -190,7 +190,7 @@ func (b *bundle) leave() {
 		return
 	}
 	q := b.quotas[0]
-	q.store.reports.later(leaveDelay, func() error {
+	q.store.reports.Later(leaveDelay, func() error {
 		b.mu.Lock()
 		turn, promised := b.turn, b.promised
 		if b.waiting {

@@ -7,6 +7,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/timing"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -301,22 +303,48 @@ func TestBundleGuards(t *testing.T) {
 	a := newJointAttempt(b, []time.Duration{0}, requests)
 	a.onSend(1)
 	for i, p := range a.terms {
-		if p.guard < 5*time.Second {
-			t.Errorf("quota %d: got a guard of %v, want 5s at least", i, p.guard)
+		if p.Guard < 5*time.Second {
+			t.Errorf("quota %d: got a guard of %v, want 5s at least", i, p.Guard)
 		}
 	}
 }
 
-// TestSpareOfShortestWindow checks that reservations are valid longer by a part of the shortest window.
-func TestSpareOfShortestWindow(t *testing.T) {
-	s := New(redis.NewClient(&redis.Options{Addr: "localhost:1"}), Options{})
-	for _, tiers := range [][]string{{"1/5s", "9/h"}, {"9/h", "1/5s"}, {"3;algo=concurrency", "9/h", "1/5s"}} {
-		q, err := s.Open(tiers[0], planOf(t, time.Second, tiers...), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := q.(*quota).spare; got != 10*time.Millisecond {
-			t.Errorf("%v: got %v, want 10ms", tiers, got)
+// TestBundleKnowsClocks checks that a reservation for now in several quotas can be used if the reply
+// takes as long as those before it, however well the process knows the clock of each quota.
+func TestBundleKnowsClocks(t *testing.T) {
+	const took, offset = 100 * time.Millisecond, 5_000_000
+	rdb := redis.NewClient(&redis.Options{})
+	defer rdb.Close()
+	plan, err := algorithms.NewPlan([]algorithms.Tier{{Limit: 5, Window: time.Second, Algorithm: algorithms.SlidingLog}}, 50*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, known := range [][2]time.Duration{{took, took}, {took, time.Millisecond}, {time.Millisecond, took}, {time.Millisecond, time.Millisecond}, {30 * time.Millisecond, 60 * time.Millisecond}} {
+		for _, there := range []time.Duration{0, took / 2, took} {
+			s, now := New(rdb, Options{}), time.Now()
+			var quotas []store.Quota
+			for i, name := range []string{"inner", "outer"} {
+				q := newQuota(s, name, plan, nil, 0, nil)
+				q.Clock = new(timing.Clock)
+				q.Clock.Update(timing.Reading{Generation: 1, Now: offset + timing.Monotonic(now), Sent: now.Add(-known[i] / 2), Got: now.Add(known[i] / 2)})
+				q.Link.Trip.Add(took)
+				quotas = append(quotas, q)
+			}
+			b := quotas[0].(*quota).Bundle(quotas[1:], []int{0, 0}).(*bundle)
+			requests := []store.Request{{Cost: []int64{1, 1}, WaitSpec: &store.WaitSpec{MaxWait: store.Forever}}}
+			a := newJointAttempt(b, []time.Duration{0}, requests)
+			a.onSend(1)
+			a.sent, a.got = now, now.Add(took)
+			at := offset + timing.Monotonic(now.Add(there))
+			head := []int64{at, 1, 1000, 0, 0, 0, at, 0}
+			a.calls[0].reply = append(append(append(append([]int64(nil), head...), -1, 0), head...), -2, at, 1)
+			got, err := a.read()
+			if err != nil || len(got) != 1 || got[0].Verdict != store.Admitted {
+				t.Fatalf("got %+v, %v", got, err)
+			}
+			if left := got[0].Reservation.End.Sub(a.got); left < 0 {
+				t.Errorf("clocks known within %v, %v on the way there: it ended %v before the reply", known, there, -left)
+			}
 		}
 	}
 }

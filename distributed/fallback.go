@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/timing"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -70,12 +71,8 @@ func part(t algorithms.Tier, n int64) algorithms.Tier {
 	return t
 }
 
-// beginning is the Unix epoch on the process's monotonic clock, before any instant of a
-// testing/synctest bubble.
-var beginning = func(now time.Time) time.Time { return now.Add(-time.Duration(now.UnixNano())) }(time.Now())
-
 func moment(t time.Time) algorithms.Moment {
-	return algorithms.Moment{At: micros(t.Sub(beginning)), Wall: t.UnixMicro()}
+	return algorithms.Moment{At: timing.Monotonic(t), Wall: t.UnixMicro()}
 }
 
 // reserve decides on requests in Redis's place. It returns err if there is no fallback or err is
@@ -103,7 +100,7 @@ func (f *fallback) reserve(requests []store.Request, err error) ([]store.Decisio
 			}
 			b.Verdict = store.Admitted
 			b.Reservation = &store.Reservation{
-				Start: now, End: now.Add(unguarded), Again: now, Cost: r.Cost, Guard: cmp.Or(r.Guard, f.ledger.Plan().Guard()), State: inFallback,
+				Start: now, End: now.Add(timing.Unguarded), Again: now, Cost: r.Cost, Guard: cmp.Or(r.Guard, f.ledger.Plan().Guard()), State: inFallback,
 			}
 		case b.Wait > r.MaxWait:
 			b.Verdict = store.Late

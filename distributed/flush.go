@@ -2,10 +2,6 @@ package distributed
 
 import (
 	"context"
-	"maps"
-	"slices"
-	"sync"
-	"time"
 )
 
 // Flush sends Redis everything that this process still has to report, and returns when that is
@@ -29,14 +25,14 @@ func (s *Store) Flush(ctx context.Context) error {
 	}
 	for range deepest {
 		s.debtors.Range(func(q, _ any) bool {
-			s.reports.background(q.(*quota).newest().repay)
+			s.reports.Background(q.(*quota).newest().repay)
 			return true
 		})
 		s.lessees.Range(func(l, _ any) bool {
 			l.(*leases).retryReport()
 			return true
 		})
-		if err := s.reports.wait(ctx); err != nil {
+		if err := s.reports.Wait(ctx); err != nil {
 			return err
 		}
 	}
@@ -46,79 +42,3 @@ func (s *Store) Flush(ctx context.Context) error {
 // deepest is the length of the longest chain of reports that follow from each other: a call may
 // reserve times that no caller needs, and another call returns them.
 const deepest = 3
-
-// Reports are the calls that goroutines and timers of a store are about to make. A report that
-// follows from another begins before the other ends.
-type reports struct {
-	mu   sync.Mutex // guards open, and the reports until they have ended
-	open map[*report]struct{}
-}
-
-type report struct {
-	of    *reports
-	timer *time.Timer   // makes the report after a delay; nil if it has none or waits for other reasons
-	done  chan struct{} // closed when the report ends; nil while no Flush waits for it
-	err   error         // set when the report ends
-}
-
-// begin begins a report. The caller must end it.
-func (r *reports) begin() *report {
-	p := &report{of: r}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.open == nil {
-		r.open = make(map[*report]struct{})
-	}
-	r.open[p] = struct{}{}
-	return p
-}
-
-func (p *report) end(err error) {
-	p.of.mu.Lock()
-	defer p.of.mu.Unlock()
-	delete(p.of.open, p)
-	p.err = err
-	if p.done != nil {
-		close(p.done)
-	}
-}
-
-// later makes a report after a delay, or at once if a Flush waits for it.
-func (r *reports) later(delay time.Duration, report func() error) {
-	p := r.begin()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	p.timer = time.AfterFunc(delay, func() { p.end(report()) })
-}
-
-// wait waits for the open reports and returns the first error.
-func (r *reports) wait(ctx context.Context) (failed error) {
-	r.mu.Lock()
-	open := slices.Collect(maps.Keys(r.open))
-	for _, p := range open {
-		if p.done == nil {
-			p.done = make(chan struct{})
-		}
-		if p.timer != nil && p.timer.Stop() {
-			p.timer.Reset(0)
-		}
-	}
-	r.mu.Unlock()
-	for _, p := range open {
-		select {
-		case <-p.done:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		if failed == nil {
-			failed = p.err
-		}
-	}
-	return failed
-}
-
-// background makes a report in a goroutine that ends with the report.
-func (r *reports) background(report func() error) {
-	p := r.begin()
-	go func() { p.end(report()) }()
-}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/timing"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -19,13 +20,13 @@ type jointAttempt struct {
 	requests []store.Request
 	ways     []time.Duration // by quota, the longest time in flight to the provider
 	hold     time.Duration   // how long after the reply the requests are sent at the earliest
-	terms    []terms         // by quota, set when the trip is sent
+	terms    []timing.Terms  // by quota, set when the trip is sent
 	termsAt  []int           // by quota, the index of the arguments that contain them
 }
 
 func newJointAttempt(b *bundle, guards []time.Duration, requests []store.Request) *jointAttempt {
 	q, n := b.quotas[0], len(b.quotas)
-	a := &jointAttempt{bundle: b, requests: requests, ways: make([]time.Duration, n), terms: make([]terms, n), termsAt: make([]int, n)}
+	a := &jointAttempt{bundle: b, requests: requests, ways: make([]time.Duration, n), terms: make([]timing.Terms, n), termsAt: make([]int, n)}
 	for _, r := range requests {
 		a.ways[0], a.hold = max(a.ways[0], cmp.Or(r.Guard, q.plan.Guard())), max(a.hold, r.Hold)
 	}
@@ -39,7 +40,7 @@ func newJointAttempt(b *bundle, guards []time.Duration, requests []store.Request
 		c.args = o.appendBudgets(append(c.args, nil, nil, b.headroom[i]))
 	}
 	b.mu.Lock()
-	c.args = append(c.args, micros(q.store.options.Horizon), micros(q.soon()), b.turn, b.promised)
+	c.args = append(c.args, micros(q.store.options.Horizon), micros(q.Soon()), b.turn, b.promised)
 	b.mu.Unlock()
 	c.args = appendBundled(c.args, requests)
 	a.calls, a.onSend = []*call{c}, a.setTerms
@@ -49,13 +50,13 @@ func newJointAttempt(b *bundle, guards []time.Duration, requests []store.Request
 func (a *jointAttempt) setTerms(calls int) {
 	args, reply, most := a.calls[0].args, time.Duration(0), store.Forever // most by the bounds of the quotas
 	for i, q := range a.bundle.quotas {
-		a.terms[i], _ = q.terms(a.ways[i], a.hold, calls)
-		args[a.termsAt[i]], args[a.termsAt[i]+1] = micros(a.terms[i].guard), q.clock.shows(time.Now())
-		reply, most = max(reply, a.terms[i].reply), min(most, max(0, q.bound-a.terms[i].good))
+		a.terms[i], _ = q.Terms(a.ways[i], a.hold, calls)
+		args[a.termsAt[i]], args[a.termsAt[i]+1] = micros(a.terms[i].Guard), q.Clock.Shows(time.Now())
+		reply, most = max(reply, a.terms[i].Reply), min(most, max(0, q.Bound-a.terms[i].Good))
 	}
 	reply = min(reply, most)
 	for i := range a.terms {
-		a.terms[i].reply = reply
+		a.terms[i].Reply = reply
 	}
 	args[a.termsAt[0]-1] = micros(reply)
 }
@@ -123,7 +124,7 @@ func (a *jointAttempt) read() (got []store.Decision, err error) {
 		}
 		h := &replies[i]
 		*h = q.recordReply(parseHeader(numbers), &a.trip)
-		h.terms = a.terms[i]
+		h.Terms = a.terms[i]
 		if closed, ok := h.closed(); ok {
 			closed.Tier = tiers - bit(i == 0)
 			return slices.Repeat([]store.Decision{closed}, len(requests)), nil
@@ -164,7 +165,7 @@ func (a *jointAttempt) read() (got []store.Decision, err error) {
 		switch stopped = d.Verdict == store.Later; {
 		case !stopped || at == never || at == until:
 		case lead < 0:
-			d.Ready, d.Wait = d.Wait, untilReserved(d.Wait)
+			d.Ready, d.Wait = d.Wait, timing.UntilReserved(d.Wait)
 		default:
 			b.setTurn(at, promised)
 			d.Wait = b.wait(d.Wait, microseconds(lead), a.got)
@@ -183,7 +184,7 @@ func (a *jointAttempt) charged(what, at int64, replies []answer, r store.Request
 	d := store.Decision{Verdict: store.Admitted, Tier: -1, Reservation: all}
 	for i, q := range a.bundle.quotas {
 		n, h, own := len(q.plan.Units()), &replies[i], new(store.Reservation)
-		c := h.admitted(&q.timing, what, at+h.now-replies[0].now, cost[:n:n], own)
+		c := h.admitted(&q.Timing, what, at+h.now-replies[0].now, cost[:n:n], own)
 		if r.YieldFor > 0 {
 			q.turns.next.Store(0) // its turn for requests outside the bundle was taken, too
 		}
@@ -204,16 +205,23 @@ func (a *jointAttempt) charged(what, at int64, replies []answer, r store.Request
 	return d
 }
 
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
 // refused returns the decision on a request that was not charged. until is the end of all pauses.
 func (a *jointAttempt) refused(what, at, until int64, reply *answer, r store.Request) store.Decision {
 	q, d := a.bundle.quotas[0], reply.later(what, at)
 	switch by, tier := a.bundle.decider(d.Tier); {
 	case by.plan.Exhausted(tier):
 		d.Verdict, d.Crossed = store.Exhausted, by.crossings.take()
-	case at != never && isLate(r, microseconds(at-reply.now)):
+	case at != never && timing.IsLate(r, microseconds(at-reply.now)):
 		d.Verdict = store.Late
 	case what == -1 && at == until:
-		d.Wait = q.beforeEnd(d.Wait)
+		d.Wait = q.BeforeEnd(d.Wait)
 	case at == never && by.leases != nil:
 		d.Wait = by.leases.askAgain() // a message may be lost
 	case at == never:

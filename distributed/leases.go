@@ -259,7 +259,7 @@ func (l *leases) retryReport() {
 func (l *leases) startReport() {
 	if !l.reports {
 		l.reports = true
-		l.quota.store.reports.background(l.report)
+		l.quota.store.reports.Background(l.report)
 	}
 }
 
@@ -409,9 +409,9 @@ func (l *leases) renewLater(err error) {
 			if q == nil {
 				return
 			}
-			p := q.store.reports.begin()
+			p := q.store.reports.Begin()
 			err := l.sync(q)
-			defer p.end(err)
+			defer p.End(err)
 			l.mu.Lock()
 			if l.renewal == renewal { // otherwise it was stopped
 				l.renewal = nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/apithrottle/throttle/internal/timing"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -30,8 +31,7 @@ type node struct {
 	most      int       // the most batches in flight
 	servers   *sync.Map // *server by address; by "" outside a Cluster
 	circuit   circuit
-	trip      delay         // of a round trip
-	wake      delay         // of a caller, from its start time until it runs
+	link      timing.Link
 	measuring atomic.Bool   // whether the first trip was begun
 	measured  chan struct{} // closed when the first trip has ended
 
@@ -315,7 +315,7 @@ func (n *node) send(batch []*trip) {
 	}
 	got := time.Now()
 	if slices.ContainsFunc(calls, func(c *call) bool { return c.err == nil }) { // otherwise it measures how long the client waits
-		n.trip.add(min(n.timeout, got.Sub(sent)))
+		n.link.Trip.Add(min(n.timeout, got.Sub(sent)))
 	}
 	for _, t := range batch {
 		t.sent, t.got = sent, got

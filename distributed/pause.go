@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/timing"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -67,7 +68,7 @@ func (q *quota) endPause(ctx context.Context, epoch int64, how int, length time.
 
 // reportProbe is endPause in a goroutine that ends with the call.
 func (q *quota) reportProbe(epoch int64, how int) {
-	q.store.reports.background(func() error {
+	q.store.reports.Background(func() error {
 		_, err := q.endPause(context.Background(), epoch, how, 0)
 		return err
 	})
@@ -105,7 +106,7 @@ func (q *quota) trackProbes(got []store.Decision, requests []store.Request) {
 		case !b.Probe:
 		case requests[i].Held:
 			a := b.Reservation
-			good := cmp.Or(a.Guard, unguarded)
+			good := cmp.Or(a.Guard, timing.Unguarded)
 			q.store.probes.Store(a, nil)
 			q.extendProbe(b, a.Start.Add(good+store.ProbeTime/2), a.Start.Add(good+store.ProbeTimeout))
 		default:
@@ -133,14 +134,15 @@ func (q *quota) extendProbe(b store.Decision, at, end time.Time) {
 
 // recordReply records the header of a reply, and returns what converts its instants.
 func (q *quota) recordReply(h header, t *trip) answer {
-	known, step := q.clock.update(h, t.sent, t.got)
+	clocks := timing.Reading{Now: h.now, Wall: h.wall, Generation: h.generation, Sent: t.sent, Got: t.got}
+	known, step := q.Clock.Update(clocks)
 	q.mixed.Store(h.mixed)
 	if step > stepped {
 		q.store.journal.report(clockStepped, "by", step.Round(time.Millisecond))
 	}
 	state, n := q.record.reply(h, t)
 	q.spread(n)
-	return answer{header: h, bounds: known, got: t.got, state: state}
+	return answer{header: h, Answer: timing.Answer{Reading: clocks, Bounds: known}, state: state}
 }
 
 // spread passes on the news of the record. During a pause it listens for an early end, and for a broken

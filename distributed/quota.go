@@ -10,6 +10,7 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/lineage"
 	"github.com/apithrottle/throttle/internal/reporter"
+	"github.com/apithrottle/throttle/internal/timing"
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/store"
 )
@@ -33,7 +34,8 @@ const (
 // listener's, the leases', a quota's mu, then those of its parts. None is held while the quota calls
 // Redis or a watcher.
 type quota struct {
-	timing
+	timing.Timing
+	node     *node
 	calls    reporter.Calls
 	store    *Store
 	key      string // its name in Redis
@@ -66,8 +68,10 @@ var (
 )
 
 func newQuota(s *Store, name string, plan *algorithms.Plan, line *lineage.Line, version int64, calls reporter.Calls) *quota {
+	n := s.nodes.of(name)
 	q := &quota{
-		timing:  newTiming(s.nodes.of(name), &clock{server: s.clock}, plan),
+		Timing:  timing.New(&n.link, &timing.Clock{Server: s.clock}, plan),
+		node:    n,
 		calls:   calls,
 		store:   s,
 		key:     name,
@@ -119,7 +123,7 @@ func (q *quota) successor() *quota {
 	if q.next == nil {
 		plan, version := q.lineage.Newest()
 		next := newQuota(q.store, q.key, plan, q.lineage, version, q.calls)
-		next.record.state, next.clock, next.fallback = q.record.get(), q.clock, next.fallback.adopt(q.fallback)
+		next.record.state, next.Clock, next.fallback = q.record.get(), q.Clock, next.fallback.adopt(q.fallback)
 		next.turns.place.Store(q.turns.place.Swap(nil))
 		if next.leases = newLeases(next); next.leases != nil && q.leases != nil {
 			next.leases = q.leases // with amounts of the previous plan until the first call
@@ -274,10 +278,10 @@ func (q *quota) Arrived(b store.Decision, _ []int64) { q.endProbe(b, answered) }
 func (q *quota) Unanswered(b store.Decision, cost []int64) {
 	q.endProbe(b, unanswered)
 	if q.plan.Estimates() {
-		a, p := b.Reservation, q.store.reports.begin()
+		a, p := b.Reservation, q.store.reports.Begin()
 		time.AfterFunc(time.Until(a.Start.Add(a.Guard)), func() {
 			q.Settle(b, cost, cost, nil)
-			p.end(nil)
+			p.End(nil)
 		})
 	}
 }
@@ -311,7 +315,7 @@ func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation
 	if b.Reservation == nil || b.Reservation.State == inFallback || !q.isNewest() || !q.worthReporting(seen) && !b.Probe {
 		return
 	}
-	q.store.reports.background(func() error {
+	q.store.reports.Background(func() error {
 		_, _, _, err := q.askWith(context.Background(), opObserve, func(n *quota, args []any) []any {
 			args = append(args, micros(b.Reservation.Guard))
 			if n != q { // the readings belong to tiers of the previous plan

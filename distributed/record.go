@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/timing"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -103,7 +104,7 @@ func (r *record) pausedAlone() (store.Decision, bool) {
 func (r *record) refuses(requests []store.Request) (store.Decision, bool) {
 	s := r.get()
 	d, paused := s.decision()
-	waits := func(r store.Request) bool { return !isLate(r, d.Wait) }
+	waits := func(r store.Request) bool { return !timing.IsLate(r, d.Wait) }
 	return d, paused && (s.unrecorded || s.shut && s.isFresh() && !slices.ContainsFunc(requests, waits))
 }
 

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/timing"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -45,37 +46,24 @@ func (h header) after(at int64) time.Duration {
 	return algorithms.Moment{At: h.now}.Until(max(h.now, at))
 }
 
-// An answer is a reply that decides on requests, and what it takes to convert its instants to this
-// process's clock.
+// An answer is a reply that decides on requests.
 type answer struct {
 	header
-	bounds
-	terms
-	got   time.Time // when it came
-	state int64     // identifies the state of its reservations
+	timing.Answer
+	state int64 // identifies the state of its reservations
 }
 
 // admitted returns the decision on a request that has a reservation, for two numbers of the reply: what
 // is how the quota reserved it, and at is the time. It sets the reservation.
-func (a *answer) admitted(t *timing, what, at int64, cost []int64, reserved *store.Reservation) store.Decision {
+func (a *answer) admitted(t *timing.Timing, what, at int64, cost []int64, reserved *store.Reservation) store.Decision {
 	shorter := microseconds(max(0, lent-what)) // by which a returned reservation is valid
 	if shorter > 0 {
 		what = -2
 	}
-	from, to := a.when(at, a.got)
-	wait := max(0, to.Sub(a.got))
-	*reserved = store.Reservation{
-		Told: a.got, Start: to, End: from.Add(a.good - shorter), Again: to.Add(-t.lead(wait, -1-what)),
-		At: at, Clock: a.setBack(), Cost: cost, Guard: a.guard - shorter, State: a.state,
-	}
-	if early := a.now + micros(a.reply) - at; early > 0 {
-		reserved.End = reserved.End.Add(microseconds(early))
-		if reserved.Guard > 0 {
-			reserved.Guard += microseconds(early)
-		}
-	}
+	*reserved = t.Reservation(&a.Answer, at, -1-what, shorter)
+	reserved.Clock, reserved.Cost, reserved.State = a.setBack(), cost, a.state
 	return store.Decision{
-		Verdict: store.Admitted, Tier: -1, Wait: wait, Epoch: a.epoch, Level: a.level, Flight: algorithms.Flight(at), At: at, Reservation: reserved,
+		Verdict: store.Admitted, Tier: -1, Wait: a.Wait(at), Epoch: a.epoch, Level: a.level, Flight: algorithms.Flight(at), At: at, Reservation: reserved,
 		Probe: a.shut == isProbe, // a probe is the only reservation of its call
 	}
 }
@@ -85,8 +73,7 @@ func (a *answer) admitted(t *timing, what, at int64, cost []int64, reserved *sto
 func (a *answer) later(what, at int64) store.Decision {
 	d := store.Decision{Tier: int(max(what, 0) - 1), Wait: store.Forever, Epoch: a.epoch, Level: a.level}
 	if at != never {
-		_, to := a.when(at, a.got)
-		d.Wait = max(0, to.Sub(a.got))
+		d.Wait = a.Wait(at)
 	}
 	return d
 }

@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
+	"github.com/apithrottle/throttle/internal/timing"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -29,7 +31,7 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (store.Decision
 	case a := <-done:
 		return a.Decision, a.err
 	case <-ctx.Done():
-		q.store.reports.background(func() error {
+		q.store.reports.Background(func() error {
 			q.Cancel([]store.Decision{(<-done).Decision})
 			return nil
 		})
@@ -65,7 +67,7 @@ func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (sto
 		return store.Decision{}, err
 	case lost == nil && a.isLate(got):
 		q.Cancel(got)
-		delay, err := q.retryAfter(q.key, &a.trip, tries)
+		delay, err := q.retryAfter(&a.trip, tries)
 		if err != nil {
 			return store.Decision{}, err
 		}
@@ -92,11 +94,11 @@ func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (sto
 
 // Reserve asks Redis, in a goroutine that ends with the call.
 func (q *quota) Reserve(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
-	p := q.store.reports.begin()
+	p := q.store.reports.Begin()
 	go q.reserve(behind, requests, func(got []store.Decision, err error) {
 		q.leave(leaveDelay) // the callers may have left before they had a turn or a place in the queue
 		done(got, err)
-		p.end(nil)
+		p.End(nil)
 	}, 0)
 }
 
@@ -119,7 +121,7 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 		switch {
 		case lost == nil && a.isLate(got):
 			q.Cancel(got)
-			delay, err := q.retryAfter(q.key, &a.trip, tries)
+			delay, err := q.retryAfter(&a.trip, tries)
 			if err != nil {
 				done(nil, err)
 				return
@@ -142,6 +144,19 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 		q.refund(got, true)
 	}
 	q.node.make(&a.trip)
+}
+
+// retryAfter returns a random delay before the next try after an answer that came too late, or an
+// error if answers usually take too long to be usable.
+func (q *quota) retryAfter(late *trip, tries int) (time.Duration, error) {
+	took := q.UsualTrip().Round(time.Millisecond)
+	q.store.journal.report(redisLate, "key", q.key, "took", took)
+	delay, ok := q.RetryAfter(late.got.Sub(late.sent), q.node.timeout, tries)
+	if !ok {
+		return 0, fmt.Errorf("distributed: key %q: Redis usually answers after %v, and a reservation under this policy is valid for %v at most: use a Redis that is nearer, or longer windows",
+			q.key, took, q.Bound)
+	}
+	return delay, nil
 }
 
 // overtaken reports whether any of the decisions is void: made before a pause, or the end of one,
@@ -186,7 +201,7 @@ func (q *quota) Trip(ctx context.Context) time.Duration {
 	case <-q.node.measured:
 	case <-ctx.Done():
 	}
-	return q.usualTrip()
+	return q.UsualTrip()
 }
 
 // measureTrip measures the first round trip to the server, with a call that reserves nothing.
@@ -210,8 +225,8 @@ func (q *quota) cancel(reserved []store.Decision, lends bool) {
 			if b.Crossed != nil {
 				q.crossings.add(b.Crossed)
 			}
-			if a := b.Reservation; a.State != inFallback && !wasLate(b) && a.Expired(now) {
-				q.node.wake.add(min(q.bound, latestWake, now.Sub(latest(a.Start, a.Told))))
+			if b.Reservation.State != inFallback {
+				q.AddWake(b.Reservation, now)
 			}
 			q.releaseUnsent(b, b.Reservation.Cost)
 			q.endProbe(b, unsent)
@@ -220,18 +235,11 @@ func (q *quota) cancel(reserved []store.Decision, lends bool) {
 	if q.newest().leases == nil { // the newest quota makes the call
 		q.refund(reserved, lends) // before the next call
 	} else {
-		q.store.reports.background(func() error { // calls take turns
+		q.store.reports.Background(func() error { // calls take turns
 			q.refund(reserved, lends)
 			return nil
 		})
 	}
-}
-
-func latest(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
 
 // releaseUnsent releases the permits and estimates of a request that was not sent.
@@ -244,16 +252,6 @@ func (q *quota) releaseUnsent(b store.Decision, cost []int64) {
 	}
 	q.leases.release(q.plan, cost)
 	q.leases.settle(q.plan, cost, nil, nil)
-}
-
-// refundableUntil returns until when a request is refunded. A caller may have sent it and report otherwise: then
-// it is until its guard has passed. A reservation that no caller has used may be returned later, because
-// callers wake up late.
-func refundableUntil(a *store.Reservation, unused bool) time.Time {
-	if unused || a.Guard == 0 {
-		return a.End.Add(a.Guard + latestWake)
-	}
-	return a.Start.Add(a.Guard)
 }
 
 // refund returns times to Redis. If lends is true, the next request that fits takes over a future
@@ -270,7 +268,7 @@ func (q *quota) refund(reserved []store.Decision, lends bool) {
 	}
 	back := make(map[alike][]*store.Reservation)
 	for _, b := range reserved {
-		if a := b.Reservation; a != nil && a.State == state.id() && refundableUntil(a, lends).After(now) {
+		if a := b.Reservation; a != nil && a.State == state.id() && timing.RefundableUntil(a, lends).After(now) {
 			of := alike{a.Guard, a.Clock}
 			back[of] = append(back[of], a)
 		}
@@ -288,10 +286,10 @@ func (q *quota) refund(reserved []store.Decision, lends bool) {
 			for _, a := range some {
 				args = appendCost(append(args, a.At), n.plan.Translate(q.plan, a.Cost))
 			}
-			p := q.store.reports.begin()
+			p := q.store.reports.Begin()
 			n.node.enter(&trip{calls: []*call{newCall(n, args)}, refunds: true, done: func(err error) {
 				n.leases.unlock(err)
-				p.end(err)
+				p.End(err)
 			}})
 			time.AfterFunc(refundDelay, n.node.run)
 		}
@@ -315,7 +313,7 @@ func (q *quota) leave(delay time.Duration) {
 	if q.watchers.any() || q.turns.next.Load() == 0 && q.turns.place.Load() == nil && !q.leases.queued() {
 		return
 	}
-	q.store.reports.later(delay, func() error {
+	q.store.reports.Later(delay, func() error {
 		if q.watchers.any() {
 			return nil
 		}

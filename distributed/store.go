@@ -129,6 +129,8 @@ import (
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/lineage"
+	"github.com/apithrottle/throttle/internal/reports"
+	"github.com/apithrottle/throttle/internal/timing"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -207,13 +209,13 @@ type Store struct {
 	rdb      redis.UniversalClient
 	options  Options
 	nodes    nodes
-	clock    *clock // of the server; nil for a Cluster, which has several
+	clock    *timing.Clock // of the server; nil for a Cluster, which has several
 	listener listener
 	lines    lineage.Lines
 	probes   sync.Map // of *store.Reservation: the probes that wait for their response
 	debtors  sync.Map // of *quota: those with requests that were sent and not charged in Redis
 	lessees  sync.Map // of *leases: those with units held or amounts to report
-	reports  reports
+	reports  reports.Reports
 	journal  *journal
 	peeker   peeker
 	apart    atomic.Bool // the server is a proxy of several, which runs no call of several keys
@@ -229,7 +231,7 @@ func New(rdb redis.UniversalClient, o Options) *Store {
 	j := &journal{to: o.Log, rdb: rdb}
 	s := &Store{rdb: rdb, options: o, nodes: newNodes(rdb, o.Timeout, j), peeker: peeker{rdb: rdb}, journal: j}
 	if len(s.nodes) == 1 {
-		s.clock = new(clock)
+		s.clock = new(timing.Clock)
 	}
 	s.listener.store = s
 	return s

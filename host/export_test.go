@@ -1,6 +1,10 @@
 package host
 
-import bolt "go.etcd.io/bbolt"
+import (
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/apithrottle/throttle/store/kept"
+)
 
 // SetWall makes the store read another clock, in Unix µs.
 func (s *Store) SetWall(wall func() int64) { s.wall = wall }
@@ -20,7 +24,7 @@ func (s *Store) Keys() (n int, err error) {
 // Edit changes the stored value of a key.
 func (s *Store) Edit(key string, edit func(value []byte) []byte) error {
 	return s.updateBucket(func(quotas *bolt.Bucket) error {
-		return quotas.Put(name(key), edit(append([]byte(nil), quotas.Get(name(key))...)))
+		return quotas.Put(kept.Name(key), edit(append([]byte(nil), quotas.Get(kept.Name(key))...)))
 	})
 }
 

@@ -16,6 +16,7 @@ import (
 	bolterrors "go.etcd.io/bbolt/errors"
 
 	"github.com/apithrottle/throttle/store"
+	"github.com/apithrottle/throttle/store/kept"
 )
 
 const (
@@ -46,19 +47,23 @@ func (s *Store) enter(ctx context.Context) (limited context.Context, leave func(
 	return nil, nil, err
 }
 
-// update runs one transaction. The caller has the turn. update passes the value under a name to
-// change, or nil if there is none, and stores the value that change returns, if it is not nil.
-func (s *Store) update(ctx context.Context, name []byte, change func(value []byte) ([]byte, error)) error {
+// Update runs one transaction. It implements kept.Keeper.
+func (s *Store) Update(ctx context.Context, names [][]byte, change func(kept.View) ([]kept.Write, error)) error {
+	limited, leave, err := s.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	for {
-		err := s.transact(name, change)
+		err := s.transact(names, change)
 		if !errors.Is(err, bolterrors.ErrTimeout) {
 			return err
 		}
 		// Not all systems have a lock that can be waited for until a context ends. So poll.
 		select {
 		case <-time.After(lockPoll/2 + rand.N(lockPoll)):
-		case <-ctx.Done():
-			return s.busyError(ctx)
+		case <-limited.Done():
+			return s.busyError(limited)
 		}
 	}
 }
@@ -70,7 +75,7 @@ func (s *Store) busyError(ctx context.Context) error {
 
 // transact runs the transaction if the file is not locked. bbolt panics on the pages of a damaged
 // file, and reading missing pages is a fault.
-func (s *Store) transact(name []byte, change func([]byte) ([]byte, error)) (err error) {
+func (s *Store) transact(names [][]byte, change func(kept.View) ([]kept.Write, error)) (err error) {
 	if s.damaged != nil {
 		return s.damaged
 	}
@@ -95,39 +100,53 @@ func (s *Store) transact(name []byte, change func([]byte) ([]byte, error)) (err 
 	if err != nil {
 		return s.openError(err)
 	}
-	err = apply(db, name, change, s.wall)
+	err = apply(db, names, change, s.wall())
 	_ = db.Close()
+	if errors.Is(err, kept.ErrUnsound) {
+		err = fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
 	return s.addPath(err)
 }
 
-func apply(db *bolt.DB, name []byte, change func([]byte) ([]byte, error), wall func() int64) error {
+func apply(db *bolt.DB, names [][]byte, change func(kept.View) ([]kept.Write, error), wall int64) error {
 	tx, err := db.Begin(true)
 	if err != nil {
 		return err
 	}
-	var before, after []byte
+	defer func() { _ = tx.Rollback() }() // does nothing after Commit
+	now := time.Now()
+	v := kept.View{Values: make([][]byte, len(names)), Wall: wall, Sent: now, Got: now}
 	if quotas := tx.Bucket(bucket); quotas != nil {
-		before = quotas.Get(name)
+		for i, name := range names {
+			v.Values[i] = quotas.Get(name)
+		}
 	} else if other, _ := tx.Cursor().First(); other != nil {
-		err = errForeign
+		return errForeign
 	}
-	if err == nil {
-		after, err = change(before)
-	}
-	if err == nil && after != nil {
-		err = put(tx, name, after, before == nil, wall)
-	}
-	if err != nil || after == nil {
-		_ = tx.Rollback()
+	writes, err := change(v)
+	if err != nil {
 		return err
+	}
+	changed := false
+	for i, w := range writes {
+		if w.Value == nil {
+			continue
+		}
+		changed = true
+		if err := put(tx, names[i], w.Value, v.Values[i] == nil, wall); err != nil {
+			return err
+		}
+	}
+	if !changed {
+		return nil
 	}
 	return tx.Commit()
 }
 
-func put(tx *bolt.Tx, name, value []byte, isNew bool, wall func() int64) error {
+func put(tx *bolt.Tx, name, value []byte, isNew bool, wall int64) error {
 	quotas, err := tx.CreateBucketIfNotExists(bucket)
 	if err == nil && isNew {
-		err = sweep(quotas, wall())
+		err = sweep(quotas, wall)
 	}
 	if err != nil {
 		return err
@@ -145,7 +164,7 @@ func sweep(quotas *bolt.Bucket, wall int64) error {
 		if k == nil {
 			k, v = c.First()
 		}
-		if k != nil && isIdle(v, wall) {
+		if k != nil && kept.IsIdle(v, wall) {
 			idle = append(idle, k)
 		}
 		k, v = c.Next()

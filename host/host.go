@@ -27,15 +27,15 @@
 // to the first that asks. A process sees the pauses and refunds of other processes when it asks.
 // With waiting callers it asks at least every half second.
 //
-// Processes should have the same policy. If the policies differ, for example while a new release
-// replaces an old one, tiers with the same algorithm, window and unit keep their charges. Any other
-// tier starts with what the tiers of its unit still count. A tier that one policy lacks is
-// forgotten whenever that policy is used.
+// Processes may have different policies, for example while a new release replaces an old one. Each request then
+// counts under the policies of all processes that have decided within the last minute. A new policy
+// starts with the charges of the last one: tiers with the same algorithm, window and unit keep them, and
+// any other tier starts with what the tiers of its unit still count.
 //
 // A policy that changes while it is in use changes for this process alone, in the same way.
 //
-// The file keeps neither Concurrency tiers nor estimates. Permits and estimates of a process that
-// dies would stay in it.
+// A process holds its units of a Concurrency tier, and its estimates, by a lease of 10 seconds, which
+// it renews. What a process held that died is free, and its estimates are charged, when its lease ends.
 //
 // # Clocks
 //
@@ -46,15 +46,12 @@ package host
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
-	"fmt"
-	"sync"
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
-	"github.com/apithrottle/throttle/internal/lineage"
 	"github.com/apithrottle/throttle/store"
+	"github.com/apithrottle/throttle/store/kept"
 )
 
 // A Store keeps quotas in a file. Create it with Open. It is safe for concurrent use. Its quotas
@@ -68,7 +65,8 @@ type Store struct {
 	// use. If zero, the operating system decides when to write.
 	Sync bool
 
-	path string
+	quotas *kept.Store
+	path   string
 	// wall returns Unix time in µs.
 	wall func() int64
 	// token holds one value. A goroutine that has received it may open the file.
@@ -76,19 +74,9 @@ type Store struct {
 	// done is closed by Close.
 	done chan struct{}
 
-	lines lineage.Lines
 	// damaged is the error of a damaged file. The holder of the token may use it.
 	damaged error
-
-	mu sync.Mutex // guards all below
-	// watchers are the watchers of waiting callers, by name.
-	watchers map[string]map[*watcher]struct{}
-	// pending is what this process has to report to the file, by name, since the last transaction.
-	pending map[string][]func(t *txn)
 }
-
-// A watcher receives the changes that this process makes to a quota.
-type watcher func(store.Change, time.Duration)
 
 // ErrDamaged reports that a power failure or a disk damaged the file. To start all quotas anew,
 // delete the file and call Open again. At most one burst or window too much passes.
@@ -100,21 +88,15 @@ var errClosed = errors.New("host: store is closed")
 // fails if the file has other contents or is damaged, or if other processes hold it for a second.
 func Open(path string) (*Store, error) {
 	s := &Store{
-		path:     path,
-		wall:     func() int64 { return time.Now().UnixMicro() },
-		token:    make(chan struct{}, 1),
-		done:     make(chan struct{}),
-		watchers: make(map[string]map[*watcher]struct{}),
-		pending:  make(map[string][]func(t *txn)),
+		path:  path,
+		wall:  func() int64 { return time.Now().UnixMicro() },
+		token: make(chan struct{}, 1),
+		done:  make(chan struct{}),
 	}
+	s.quotas = kept.New(s, kept.Options{Name: "host", Shared: "a file of this host", Wall: func() int64 { return s.wall() }})
 	s.token <- struct{}{}
-	limited, leave, err := s.enter(context.Background())
-	if err != nil {
-		return nil, err
-	}
-	defer leave()
-	noChange := func([]byte) ([]byte, error) { return nil, nil }
-	if err := s.update(limited, name(""), noChange); err != nil {
+	noChange := func(kept.View) ([]kept.Write, error) { return nil, nil }
+	if err := s.Update(context.Background(), [][]byte{kept.Name("")}, noChange); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -130,63 +112,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Open returns the quota of a key. It does not block. It fails for a tier that is Concurrency or
-// Estimated.
+// Open returns the quota of a key. It does not block.
 func (s *Store) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
-	if key == "" {
-		return nil, errors.New("host: key is empty: set the Name of the policy, by which the file keeps quotas")
-	}
-	if err := validate(plan); err != nil {
-		return nil, err
-	}
-	line, version := s.lines.Open(key)
-	return newQuota(s, name(key), plan, line, version, report), nil
-}
-
-func validate(plan *algorithms.Plan) error {
-	for _, t := range plan.Tiers() {
-		if t.Algorithm == algorithms.Concurrency {
-			return fmt.Errorf("host: tier %q: a file does not keep permits: use package local or distributed", t)
-		}
-		if t.Estimated {
-			return fmt.Errorf("host: tier %q: Estimated is true: a file would keep the estimates of a process that died: leave Estimated false, or use package local or distributed", t)
-		}
-	}
-	return nil
-}
-
-// name returns the name of a key in the file, a hash that hides the key.
-func name(key string) []byte {
-	sum := sha256.Sum256([]byte(key))
-	return sum[:16]
-}
-
-// watch adds a watcher of what this process does to a quota.
-func (s *Store) watch(name []byte, w *watcher) (stop func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.watchers[string(name)] == nil {
-		s.watchers[string(name)] = make(map[*watcher]struct{})
-	}
-	s.watchers[string(name)][w] = struct{}{}
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if delete(s.watchers[string(name)], w); len(s.watchers[string(name)]) == 0 {
-			delete(s.watchers, string(name))
-		}
-	}
-}
-
-// notify calls the watchers of a quota.
-func (s *Store) notify(name []byte, c store.Change, left time.Duration) {
-	s.mu.Lock()
-	watchers := make([]*watcher, 0, len(s.watchers[string(name)]))
-	for w := range s.watchers[string(name)] {
-		watchers = append(watchers, w)
-	}
-	s.mu.Unlock()
-	for _, w := range watchers {
-		(*w)(c, left)
-	}
+	return s.quotas.Open(key, plan, report)
 }

@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/store/storetest"
 )
@@ -12,9 +11,7 @@ import (
 // TestStore tests the contract of package store.
 func TestStore(t *testing.T) {
 	storetest.Run(t, storetest.Config{
-		Open:        func(t testing.TB) store.Store { return openFile(t, file(t)) },
-		Without:     []algorithms.Algorithm{algorithms.Concurrency},
-		NoEstimates: true,
-		Lag:         500 * time.Millisecond,
+		Open: func(t testing.TB) store.Store { return openFile(t, file(t)) },
+		Lag:  500 * time.Millisecond,
 	})
 }

@@ -1,0 +1,474 @@
+package kept
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/timing"
+	"github.com/apithrottle/throttle/store"
+)
+
+// A claim asks for times for requests, in one quota or in several at once. The instants of its results are
+// those of the first quota's clock.
+type claim struct {
+	parts []*part
+	// requests have costs in the units of all parts, one after the other.
+	requests []store.Request
+	// floor is the instant of a reservation that the caller has. The times come behind it.
+	floor int64
+	// reply is how long the reply takes at most: no request is sent before.
+	reply time.Duration
+	// horizon is the length of a turn.
+	horizon time.Duration
+	// soon is how far ahead a request that yields is reserved.
+	soon time.Duration
+
+	turn turn
+	// room is how many more requests the process may book.
+	room int
+}
+
+// A part is one quota of a claim.
+type part struct {
+	*txn
+	lease *lease
+	// leaseEnds is when the lease ends if this transaction renews it.
+	leaseEnds int64
+	// terms are those of the reservations, and slack by how much shorter they may be valid.
+	terms timing.Terms
+	slack time.Duration
+	// headroom is the percentage that requests which yield leave. If negative, it is theirs.
+	headroom int64
+	// ahead are the places and estimates that processes want which have waited longer.
+	ahead []int64
+}
+
+// A result is the decision on a request.
+type result struct {
+	verdict store.Verdict
+	// tier is the tier that decides, counted over all parts, or -1.
+	tier int
+	// at is when the request may go, or never.
+	at int64
+	// nth counts the requests that go at the same instant, from 1, or is zero.
+	nth int64
+	// probe reports that the request is a probe.
+	probe bool
+	// guards are by part how long the request counts.
+	guards []int64
+	flight algorithms.Flight
+}
+
+// A turn is what a process reserves in one call, so that others have theirs: of the times to come as many as the
+// tier that decides admits in a horizon, at least one.
+type turn struct {
+	// begun reports that a time to come is reserved.
+	begun bool
+	// part and tier are the tier that ends the first instant to come, or tier is -1.
+	part, tier int
+	// left is the amount that the process may still reserve in that tier.
+	left int64
+	// instant is the last instant that is reserved, and nth counts the requests there.
+	instant, nth int64
+}
+
+// soonEnds is how long before the end of a pause requests are reserved behind it, in µs.
+const soonEnds = 250_000
+
+// mostAClaim is the most requests that a transaction reserves.
+const mostAClaim = 256
+
+// decide decides on the requests in their order, up to the first that has to wait.
+func (c *claim) decide() (results []result) {
+	c.room = mostAClaim
+	for _, p := range c.parts {
+		p.ahead = p.wantedBefore(p.lease)
+		c.room = min(c.room, p.roomInBook())
+	}
+	for i := range c.requests[:min(len(c.requests), mostAClaim)] {
+		r := &c.requests[i]
+		got, ok := c.decideOne(r, len(results) == 0)
+		if !ok {
+			break
+		}
+		if results = append(results, got); got.verdict == store.Later || got.probe {
+			break
+		}
+	}
+	return results
+}
+
+// decideOne decides on a request. ok is false if the process's turn is over.
+func (c *claim) decideOne(r *store.Request, first bool) (got result, ok bool) {
+	now := c.parts[0].now.At
+	if got, ok := c.closed(); ok {
+		return got, true
+	}
+	got.at, got.tier = c.earliest(r, r.Leaves())
+	wait := time.Duration(max(0, got.at-now)) * time.Microsecond
+	notBefore, probes := c.notBefore()
+	switch {
+	case c.exhausted(got.tier):
+		got.verdict = store.Exhausted
+	case got.at >= algorithms.Latest:
+		got.at = algorithms.Never
+		got.verdict = store.Later
+		c.await(r)
+	case r.IsDryRun():
+		if got.verdict = store.Later; got.at <= now && notBefore <= now {
+			got.verdict = store.Ready
+		}
+	case timing.IsLate(*r, max(wait, time.Duration(notBefore-now)*time.Microsecond)):
+		got.verdict, got.at = store.Late, max(got.at, notBefore)
+	case notBefore > now+soonEnds || notBefore > now && probes > 0:
+		got.at, got.verdict, got.tier = max(got.at, notBefore), store.Later, min(got.tier, probingTier(probes))
+	case r.YieldFor > 0 && got.at > now+(c.reply+c.soon).Microseconds():
+		got.verdict = store.Later
+	case c.room <= 0 && got.at > now:
+		got.verdict, got.at, got.tier = store.Later, now+c.horizon.Microseconds(), -1
+	case !first && !c.isInTurn(&got, r):
+		return got, false
+	default:
+		c.admit(r, &got, notBefore)
+	}
+	return got, true
+}
+
+// closed returns the result during a ban.
+func (c *claim) closed() (got result, ok bool) {
+	tiers := 0
+	for _, p := range c.parts {
+		if p.pause.Banned > p.now.At {
+			return result{verdict: store.Closed, tier: -1, at: c.here(p, p.pause.Banned)}, true
+		}
+		tiers += len(p.plan.Tiers())
+	}
+	return got, false
+}
+
+// probingTier returns the tier of a result while a probe is in flight, and else -1.
+func probingTier(probes int) int {
+	if probes > 0 {
+		return store.Probing
+	}
+	return -1
+}
+
+// here converts an instant of a part's clock to the clock of the first part.
+func (c *claim) here(p *part, at int64) int64 {
+	if at >= algorithms.Latest {
+		return at
+	}
+	return at - p.offset + c.parts[0].offset
+}
+
+// there converts an instant of the clock of the first part to a part's clock.
+func (c *claim) there(p *part, at int64) int64 { return at - c.parts[0].offset + p.offset }
+
+// notBefore returns when all pauses end, and how many quotas wait for the response to a probe.
+func (c *claim) notBefore() (at int64, probes int) {
+	at = c.parts[0].now.At
+	for _, p := range c.parts {
+		if p.pause.Until <= p.now.At {
+			continue
+		}
+		at = max(at, c.here(p, p.pause.Until))
+		if p.pause.Probing {
+			probes++
+		}
+	}
+	return at, probes
+}
+
+// costs returns the costs of a request by part.
+func (c *claim) costs(r *store.Request) (costs [][]int64) {
+	cost := r.Cost
+	for _, p := range c.parts {
+		n := len(p.plan.Units())
+		costs, cost = append(costs, cost[:n:n]), cost[n:]
+	}
+	return costs
+}
+
+// earliest returns the first instant at which all parts admit a request behind what is booked, and the
+// tier that decides. It is never if only a release or a settlement can help.
+func (c *claim) earliest(r *store.Request, headroom int64) (at int64, tier int) {
+	costs := c.costs(r)
+	at, tier = max(c.parts[0].now.At, c.floor), -1
+	rounds := 16 // each is later than the one before, at one of few ends of windows
+	if len(c.parts) == 1 {
+		rounds = 1
+	}
+	for range rounds {
+		before, tiers := at, 0
+		for i, p := range c.parts {
+			if isFree(costs[i]) {
+				tiers += len(p.plan.Tiers())
+				continue
+			}
+			e, t := p.admits(c.there(p, at), costs[i], p.leaves(headroom))
+			if e = c.here(p, e); e > at {
+				at, tier = e, tiers+t
+			} else if t >= 0 && p.plan.Exhausted(t) {
+				tier = tiers + t
+			}
+			tiers += len(p.plan.Tiers())
+		}
+		if at == before || at >= algorithms.Latest {
+			break
+		}
+	}
+	return at, tier
+}
+
+// isFree reports whether a cost is zero.
+func isFree(cost []int64) bool {
+	return !slices.ContainsFunc(cost, func(n int64) bool { return n != 0 })
+}
+
+// leaves returns the headroom of a request, which is zero if it does not yield.
+func (p *part) leaves(headroom int64) int64 {
+	if headroom > 0 && p.headroom >= 0 {
+		return p.headroom
+	}
+	return headroom
+}
+
+// admits returns the first instant from an instant on at which the tiers admit a cost, and places and estimates
+// remain for the processes that have waited longer.
+func (p *part) admits(from int64, cost []int64, headroom int64) (at int64, tier int) {
+	l, m := p.total(), p.frontier()
+	if from > m.At { // which must not move the clock of the total
+		later := l.Clone()
+		l, m = &later, p.moment(from)
+	}
+	at, tier = l.Earliest(m, algorithms.Request{Cost: cost, Headroom: headroom})
+	if at >= algorithms.Latest || p.plan.Exhausted(tier) {
+		return at, tier
+	}
+	if all := p.spread(cost); p.isHeld(all) {
+		if p.grantsFrom > at {
+			return p.grantsFrom, -1
+		}
+		if p.ahead != nil {
+			with := p.of(p.own, sum(all, p.ahead))
+			if e, t := l.Earliest(m, algorithms.Request{Cost: with}); e >= algorithms.Latest {
+				return e, t
+			}
+		}
+	}
+	return at, tier
+}
+
+func sum(a, b []int64) []int64 {
+	c := slices.Clone(a)
+	for i, n := range b {
+		c[i] += n
+	}
+	return c
+}
+
+// exhausted reports whether a tier, counted over all parts, is a budget.
+func (c *claim) exhausted(tier int) bool {
+	p, own := c.decider(tier)
+	return own >= 0 && c.parts[p].plan.Exhausted(own)
+}
+
+// decider returns the part of a tier, and its index there, which may be -1.
+func (c *claim) decider(tier int) (part, own int) {
+	for part = 0; part < len(c.parts)-1 && tier >= len(c.parts[part].plan.Tiers()); part++ {
+		tier -= len(c.parts[part].plan.Tiers())
+	}
+	return part, tier
+}
+
+// isInTurn reports whether the process may reserve a request in this turn, beside those that it has reserved.
+func (c *claim) isInTurn(got *result, r *store.Request) bool {
+	t := &c.turn
+	switch {
+	case slices.ContainsFunc(c.parts, func(p *part) bool { return p.ahead != nil }): // others wait for places
+		return false
+	case got.at <= c.parts[0].now.At || !t.begun || t.tier < 0:
+		return true
+	}
+	return c.amount(r) <= t.left
+}
+
+// amount returns what a request costs in the tier of the turn.
+func (c *claim) amount(r *store.Request) int64 {
+	t := &c.turn
+	return c.costs(r)[t.part][c.parts[t.part].plan.UnitOf(t.tier)]
+}
+
+// beginTurn begins the turn with a request for an instant to come.
+func (c *claim) beginTurn(r *store.Request, at int64) {
+	t := &c.turn
+	t.begun = true
+	if t.part, t.tier = c.decider(c.ends(r, at)); t.tier < 0 {
+		return
+	}
+	tier := c.parts[t.part].plan.Tiers()[t.tier]
+	window := tier.Window
+	if tier.Algorithm == algorithms.Calendar {
+		window = tier.Period.Longest()
+	}
+	t.left = math.MaxInt64
+	if window > 0 {
+		t.left = int64(float64(tier.Limit) * c.horizon.Seconds() / window.Seconds())
+	}
+}
+
+// roomInBook returns how many requests the process may book, so that the rest of the book is left to others.
+func (p *part) roomInBook() int {
+	return min((mostBooked-len(p.book))/16, (mostRuns-runs(p.book))/4)
+}
+
+// admit reserves a request, and sets its result.
+func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
+	got.verdict, got.at = store.Admitted, max(got.at, notBefore)
+	sendFrom := c.parts[0].now.At + c.reply.Microseconds()
+	costs := c.costs(r)
+	free := c.findFree(costs, max(c.floor, sendFrom))
+	if free != nil {
+		got.at = c.here(c.parts[0], c.parts[0].book[free[0]].at)
+	}
+	for i, p := range c.parts {
+		if isFree(costs[i]) {
+			got.guards = append(got.guards, 0)
+			continue
+		}
+		b := booking{at: c.there(p, got.at), guard: p.terms.Guard.Microseconds(), cost: p.spread(costs[i])}
+		if early := sendFrom - got.at; early > 0 && b.guard > 0 {
+			b.guard += early
+		}
+		if p.isHeld(b.cost) || b.at > p.leaseEnds {
+			o := p.ownerOf(p.lease)
+			b.owner, o.expires, o.waits = o.id, max(o.expires, p.leaseEnds), 0
+		}
+		if free != nil {
+			b.guard = min(b.guard, p.book[free[i]].guard)
+			p.book[free[i]], p.changed = b, true
+		} else {
+			f := p.reserve(b)
+			if i == 0 {
+				got.flight = f
+			}
+		}
+		got.guards = append(got.guards, b.guard)
+		c.startProbe(p, r, got)
+	}
+	if c.room--; got.at <= c.parts[0].now.At {
+		return
+	}
+	t := &c.turn
+	if !t.begun {
+		c.beginTurn(r, got.at)
+	}
+	if t.tier >= 0 {
+		t.left -= c.amount(r)
+	}
+	if t.nth++; got.at != t.instant {
+		t.instant, t.nth = got.at, 1
+	}
+	got.nth = t.nth
+}
+
+// ends returns the tier that ends an instant: it refuses the first of the requests like one that do not fit
+// there.
+func (c *claim) ends(r *store.Request, at int64) (tier int) {
+	refuses := func(count int) bool {
+		more := store.Request{Cost: slices.Clone(r.Cost)}
+		for u := range more.Cost {
+			more.Cost[u] *= int64(count)
+		}
+		next, decides := c.earliest(&more, 0)
+		if next > at {
+			tier = decides
+		}
+		return next > at
+	}
+	tier = -1
+	most := 1
+	for most < mostAClaim && !refuses(most) {
+		most *= 2
+	}
+	for least := most / 2; most-least > 1; {
+		if middle := (least + most) / 2; refuses(middle) {
+			most = middle
+		} else {
+			least = middle
+		}
+	}
+	refuses(most)
+	return tier
+}
+
+// reserve books a request, or charges it if its instant has come.
+func (p *part) reserve(b booking) (f algorithms.Flight) {
+	if b.at <= p.now.At {
+		return p.charge(&b)
+	}
+	p.chargeTo(p.total(), p.own, &b)
+	p.book, p.changed = append(p.book, b), true
+	return 0
+}
+
+// findFree returns by part the index of a free booking that a request can take over, or nil. In several quotas
+// it takes over only what was reserved together.
+func (c *claim) findFree(costs [][]int64, from int64) (free []int) {
+	for i, p := range c.parts {
+		if isFree(costs[i]) {
+			if i == 0 {
+				return nil
+			}
+			free = append(free, -1)
+			continue
+		}
+		j := p.takeFree(c.there(p, from), p.spread(costs[i]), p.terms.Guard.Microseconds(), p.slack.Microseconds())
+		if j < 0 || p.pause.Until > p.now.At || p.pause.Probe {
+			return nil
+		}
+		if from = c.here(p, p.book[j].at); i > 0 && from != c.here(c.parts[0], c.parts[0].book[free[0]].at) {
+			return nil
+		}
+		free = append(free, j)
+	}
+	return free
+}
+
+// startProbe makes the request the probe of a part that awaits one after a pause.
+func (c *claim) startProbe(p *part, r *store.Request, got *result) {
+	if !p.pause.Probe {
+		return
+	}
+	d, at := store.Decision{}, p.moment(c.there(p, got.at))
+	if p.pause.StartProbe(&d, at, p.ledger(), *r); r.Held { // its process extends the wait as long as it lives
+		p.pause.Until = at.At + p.terms.Guard.Microseconds() + 2*algorithms.Micros(store.ProbeTime)
+	}
+	got.probe, p.changed, p.urgent = true, true, true
+}
+
+// await records that the process waits for places or estimates, if it does not yet.
+func (c *claim) await(r *store.Request) {
+	costs := c.costs(r)
+	for i, p := range c.parts {
+		wants := p.spread(costs[i])
+		if p.lease == nil || r.IsDryRun() || r.MaxWait == 0 || !p.isHeld(wants) {
+			continue
+		}
+		o := p.ownerOf(p.lease)
+		if o.expires < p.leaseEnds-(p.leaseEnds-p.now.At)/4 {
+			o.expires, p.changed = p.leaseEnds, true
+		}
+		if o.waits == 0 {
+			o.waits, o.wants, p.changed = p.now.At, make([]int64, len(wants)), true
+			for u, n := range wants {
+				if p.holds[u] {
+					o.wants[u] = n
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,149 @@
+package kept
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/apithrottle/throttle/store"
+)
+
+// News tells the quotas of a store what other processes have written as urgent, while callers wait or a pause is
+// in force. If the keeper is a Listener it listens. Otherwise, and while it can't listen, it looks now and then.
+// Quotas that reserve nothing ahead look themselves.
+type news struct {
+	store *Store
+
+	mu sync.Mutex // guards all below
+	// wanted are the quotas that want news, by name.
+	wanted map[string]*quota
+	// runs reports that a goroutine listens.
+	runs bool
+	// listens reports that news come without looking.
+	listens bool
+}
+
+// linger is how long the store listens on after the last quota that wanted news.
+const linger = 2 * time.Second
+
+// want begins to tell a quota news, until no callers wait and no pause is in force.
+func (n *news) want(q *quota) {
+	if !n.store.options.Ahead {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.wanted == nil {
+		n.wanted = make(map[string]*quota)
+	}
+	if n.wanted[string(q.name)] != nil {
+		return
+	}
+	n.wanted[string(q.name)] = q
+	if !n.runs {
+		n.runs = true
+		go n.run()
+	}
+}
+
+// run tells news until no quota wants them.
+func (n *news) run() {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go n.listen(ctx, done)
+	unwanted := time.Time{}
+	for {
+		time.Sleep(store.RecheckInterval/2 + rand.N(store.RecheckInterval/2))
+		look, any := n.review()
+		switch now := time.Now(); {
+		case any:
+			unwanted = time.Time{}
+		case unwanted.IsZero():
+			unwanted = now
+		case now.Sub(unwanted) >= linger && n.stop():
+			cancel()
+			<-done
+			return
+		}
+		for _, q := range look {
+			if err := q.transact(ctx, nil); err != nil && !errors.Is(err, store.ErrUnavailable) {
+				n.forget(q) // the keeper is closed, or an operator is needed
+			}
+		}
+	}
+}
+
+// stop reports whether the goroutine must end.
+func (n *news) stop() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.runs = len(n.wanted) > 0
+	return !n.runs
+}
+
+// review drops the quotas that want no news any more. It returns those that must look.
+func (n *news) review() (look []*quota, any bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for name, q := range n.wanted {
+		if !q.isWatched() && q.pausedFor() <= 0 {
+			delete(n.wanted, name)
+		}
+	}
+	if !n.listens {
+		look = slices.Collect(maps.Values(n.wanted))
+	}
+	return look, len(n.wanted) > 0
+}
+
+func (n *news) forget(q *quota) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.wanted, string(q.name))
+}
+
+// listen listens until the context ends, again and again.
+func (n *news) listen(ctx context.Context, done chan<- struct{}) {
+	defer close(done)
+	l, ok := n.store.keeper.(Listener)
+	if !ok {
+		return
+	}
+	for again := 100 * time.Millisecond; ctx.Err() == nil; again = min(2*again, 5*time.Second) {
+		_ = l.Listen(ctx, func(name []byte) {
+			again = 100 * time.Millisecond
+			n.tell(ctx, name)
+		})
+		n.setListens(false)
+		select {
+		case <-time.After(again/2 + rand.N(again)):
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (n *news) setListens(yes bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.listens = yes
+}
+
+// tell makes the quota of a name look, or all of them if the name is nil.
+func (n *news) tell(ctx context.Context, name []byte) {
+	n.mu.Lock()
+	n.listens = true
+	var look []*quota
+	for of, q := range n.wanted {
+		if name == nil || of == string(name) {
+			look = append(look, q)
+		}
+	}
+	n.mu.Unlock()
+	for _, q := range look {
+		go func() { _ = q.transact(ctx, nil) }()
+	}
+}

@@ -1,0 +1,174 @@
+package kept
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/timing"
+	"github.com/apithrottle/throttle/store"
+)
+
+// record keeps the result of the i-th part of a transaction, and tells the watchers what is new.
+func (q *quota) record(p *part, x *transaction, i int) {
+	if q.store.options.Ahead {
+		bounds, _ := q.clock.Update(timing.Reading{Now: p.now.At, Wall: x.view.Wall, Generation: p.birth, Sent: x.view.Sent, Got: x.view.Got})
+		x.bounds = append(x.bounds, bounds)
+	} else {
+		q.see(p)
+	}
+	changes := q.recordState(p, x.sent)
+	if q.lease != nil {
+		q.lease.confirm(x.reported[i])
+	}
+	q.keepCrossed(x.crossed[i])
+	for _, c := range changes {
+		q.notify(c.change, c.left)
+	}
+	if p.lost {
+		q.reportLoss()
+	}
+	if left := q.pausedFor(); left > 0 {
+		q.store.news.want(q)
+	}
+}
+
+// see keeps what forecasts need.
+func (q *quota) see(p *part) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.seen = seen{ledger: *p.ledger(), pause: p.pause, now: p.now}
+}
+
+// A change is what watchers receive.
+type change struct {
+	change store.Change
+	left   time.Duration
+}
+
+// recordState keeps what a transaction sent at an instant has found. It returns what has changed since the
+// last one.
+func (e *entry) recordState(p *part, sent time.Time) (changes []change) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	was := e.known
+	if was.birth == p.birth && was.at > p.now.At { // another transaction of this process is ahead
+		return nil
+	}
+	e.known = known{
+		at: p.now.At, offset: p.offset, birth: p.birth, revision: p.revision, expires: p.expires() - p.offset, pause: p.pause, level: p.level,
+	}
+	e.paused = time.Time{}
+	left := max(0, p.now.Until(p.pause.Until))
+	if left > 0 {
+		e.paused = time.Now().Add(left)
+	}
+	if p.lost {
+		e.voided = sent
+		changes = append(changes, change{store.Lost, 0})
+	}
+	switch {
+	case p.pause.Epoch != was.pause.Epoch && was.at == 0 && left == 0: // it was over before
+	case p.pause.Epoch != was.pause.Epoch && left > 0:
+		e.voided = sent
+		c, left := p.pause.Change(p.now)
+		changes = append(changes, change{c, left})
+	case p.pause.Epoch != was.pause.Epoch:
+		e.voided = sent
+		changes = append(changes, change{store.Eased, 0})
+	case p.pause.Until >= was.pause.Until || was.pause.Until <= p.now.At:
+	case was.pause.Probing: // the response to a probe is in
+		changes = append(changes, change{store.Freed, 0})
+	default:
+		e.voided = sent
+		changes = append(changes, change{store.Eased, 0})
+	}
+	return changes
+}
+
+// pausedFor returns how long this process knows that the quota is paused.
+func (e *entry) pausedFor() time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return time.Until(e.paused)
+}
+
+// keepCrossed keeps crossings for the next caller, or passes them to the function of the last settlement.
+func (e *entry) keepCrossed(crossed []algorithms.Crossing) {
+	if len(crossed) == 0 {
+		return
+	}
+	e.mu.Lock()
+	e.crossed = append(e.crossed, crossed...)
+	e.mu.Unlock()
+	if e.lease == nil {
+		return
+	}
+	e.lease.mu.Lock()
+	f := e.lease.crossed
+	e.lease.mu.Unlock()
+	if f != nil {
+		f(e.takeCrossed())
+	}
+}
+
+// takeCrossed returns the crossings that no caller has received.
+func (e *entry) takeCrossed() (crossed []algorithms.Crossing) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	crossed, e.crossed = e.crossed, nil
+	return crossed
+}
+
+func (q *quota) reportLoss() {
+	o := &q.store.options
+	if o.Log != nil {
+		o.Log.Warn(o.Name+": the state of a quota was lost, or is an older one: the quota has started anew", "name", q.name)
+	}
+	if o.OnLost != nil {
+		o.OnLost(q.name)
+	}
+}
+
+// renewLater renews the lease in time, as long as it must not end. If a transaction fails, it tries again soon.
+func (q *quota) renewLater() {
+	q.entry.mu.Lock()
+	defer q.entry.mu.Unlock()
+	if q.lease == nil || q.renewing {
+		return
+	}
+	q.renewing = true
+	q.renewAfter(q.store.options.Lease / 3)
+}
+
+func (q *quota) renewAfter(d time.Duration) {
+	time.AfterFunc(d, func() {
+		if !q.lease.renews(time.Now()) {
+			q.entry.mu.Lock()
+			q.renewing = false
+			q.entry.mu.Unlock()
+			return
+		}
+		again := q.store.options.Lease / 3
+		if err := q.transact(context.Background(), nil); errors.Is(err, store.ErrUnavailable) {
+			again = min(again, time.Second)
+		}
+		q.renewAfter(again)
+	})
+}
+
+// Flush sends the keeper everything that this process still has to report, and returns when that is done. It
+// returns the context's error, or the error of the first transaction that failed. Flush blocks for some
+// transactions, and for up to Policy.Guard behind an estimated request that failed.
+func (s *Store) Flush(ctx context.Context) error {
+	for range deepest {
+		if err := s.reports.Wait(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deepest is the length of the longest chain of reports that follow from each other.
+const deepest = 3

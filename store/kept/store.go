@@ -1,0 +1,382 @@
+package kept
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/lineage"
+	"github.com/apithrottle/throttle/internal/pause"
+	"github.com/apithrottle/throttle/internal/reports"
+	"github.com/apithrottle/throttle/internal/timing"
+	"github.com/apithrottle/throttle/store"
+)
+
+// Options are the settings of a Store.
+type Options struct {
+	// Name begins the errors of the store, as the name of its package.
+	Name string
+	// Shared is where the quotas are, for store.Status.
+	Shared string
+
+	// Ahead makes the quotas reserve times to come, as the processes of a fleet need, and not only those of a
+	// machine. If false, a quota is asked for each admission when its time has come.
+	Ahead bool
+	// Horizon is the length of a process's turn, if Ahead is set. If zero, 500 ms.
+	Horizon time.Duration
+	// Lease is how long a process holds places of Concurrency tiers, and estimates, after its last
+	// transaction. It should be the same in all processes. If zero, 10 s.
+	Lease time.Duration
+	// Timeout is how long a transaction may take. If zero, 1 s.
+	Timeout time.Duration
+	// MostStamps is the largest limit of a SlidingLog. A tier of more is kept as a SlidingWindow. If zero,
+	// algorithms.MaxLog.
+	MostStamps int64
+
+	// OnLost is called with the name of a value that was lost, or is older than the one that this process
+	// has seen. It must not block. If nil, losses are only logged.
+	OnLost func(name []byte)
+	// Log receives warnings for an operator. If nil, nothing is logged.
+	Log *slog.Logger
+	// Wall returns Unix time in µs by the keeper's clock, as nearly as this process knows it. If nil, the
+	// clock of this process.
+	Wall func() int64
+}
+
+const (
+	defaultHorizon = 500 * time.Millisecond
+	defaultLease   = 10 * time.Second
+	defaultTimeout = time.Second
+)
+
+// A Store keeps quotas in a Keeper. It is safe for concurrent use.
+type Store struct {
+	keeper  Keeper
+	options Options
+	lines   lineage.Lines
+	link    timing.Link
+	clock   timing.Clock // the keeper's
+	news    news
+	reports reports.Reports
+
+	mu sync.Mutex // guards all below
+	// entries contains what the openers of a key share, by name.
+	entries map[string]*entry
+}
+
+// An entry is what this process knows of one value, for all openers of its key.
+type entry struct {
+	name  []byte
+	store *Store
+	clock *timing.Clock // of the quota
+	lease *lease        // nil if nothing is held
+	// turn contains a value during a transaction.
+	turn chan struct{}
+
+	openers int // guarded by Store.mu
+
+	mu sync.Mutex // guards all below
+	// watchers are those of waiting callers.
+	watchers map[*func(store.Change, time.Duration)]struct{}
+	// pending is what this process has to report with the next transaction.
+	pending []func(t *txn)
+	// known is the state after the last transaction.
+	known known
+	// voided is when an event was seen that voids the reservations made before.
+	voided time.Time
+	// paused is when a pause ends that this process keeps, because the keeper may not have it.
+	paused time.Time
+	// crossed are the percentages of calendar tiers that no caller has received yet.
+	crossed []algorithms.Crossing
+	// probes are the epochs whose probes wait for a response.
+	probes map[int64]struct{}
+	// reporting reports that a transaction is about to report, and renewing that one is to renew the lease.
+	reporting, renewing bool
+}
+
+// Known is what a process remembers of a state.
+type known struct {
+	at, offset      int64
+	birth, revision int64
+	// expires is when the value may be forgotten, by the keeper's clock.
+	expires int64
+	pause   pause.State
+	level   uint8
+}
+
+// New returns a Store on a keeper. It makes no transaction.
+func New(k Keeper, o Options) *Store {
+	o.Horizon, o.Lease, o.Timeout = cmp.Or(o.Horizon, defaultHorizon), cmp.Or(o.Lease, defaultLease), cmp.Or(o.Timeout, defaultTimeout)
+	o.MostStamps = cmp.Or(o.MostStamps, algorithms.MaxLog)
+	if o.Wall == nil {
+		o.Wall = func() int64 { return time.Now().UnixMicro() }
+	}
+	s := &Store{keeper: k, options: o, entries: make(map[string]*entry)}
+	s.news.store = s
+	return s
+}
+
+// Open returns the quota of a key. It makes no transaction and does not block.
+func (s *Store) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
+	if key == "" {
+		return nil, fmt.Errorf("%s: key is empty: set the Name of the policy, by which the quota is kept", s.options.Name)
+	}
+	line, version := s.lines.Open(key)
+	q := newQuota(s.entry(Name(key)), plan, line, version, report)
+	if q.ahead != nil {
+		return q.ahead, nil
+	}
+	return q, nil
+}
+
+// Name returns the name of a key, a hash that hides it.
+func Name(key string) []byte {
+	sum := sha256.Sum256([]byte(key))
+	return sum[:16]
+}
+
+// entry returns the entry of a name, for one more opener.
+func (s *Store) entry(name []byte) *entry {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.entries[string(name)]
+	if e == nil {
+		e = &entry{
+			name: name, store: s, clock: &timing.Clock{Server: &s.clock}, turn: make(chan struct{}, 1),
+			watchers: make(map[*func(store.Change, time.Duration)]struct{}), probes: make(map[int64]struct{}),
+		}
+		s.entries[string(name)] = e
+	}
+	e.openers++
+	return e
+}
+
+// close closes the entry for one opener.
+func (e *entry) close() {
+	s := e.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.openers--; e.openers == 0 && e.isIdle() {
+		delete(s.entries, string(e.name))
+	}
+}
+
+// isIdle reports whether forgetting the entry loses nothing.
+func (e *entry) isIdle() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.lease.isIdle() && len(e.pending) == 0 && !e.isPaused()
+}
+
+// isPaused reports whether this process knows of a pause that is in force. It needs mu.
+func (e *entry) isPaused() bool { return time.Now().Before(e.paused) }
+
+// enqueue adds a change that the next transaction applies, whatever its plan.
+func (e *entry) enqueue(apply func(t *txn)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.pending = append(e.pending, apply)
+}
+
+// watch adds a watcher.
+func (e *entry) watch(changed func(store.Change, time.Duration)) (stop func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.watchers[&changed] = struct{}{}
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		delete(e.watchers, &changed)
+	}
+}
+
+func (e *entry) isWatched() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.watchers) > 0
+}
+
+// notify calls the watchers.
+func (e *entry) notify(c store.Change, left time.Duration) {
+	e.mu.Lock()
+	watchers := make([]func(store.Change, time.Duration), 0, len(e.watchers))
+	for w := range e.watchers {
+		watchers = append(watchers, *w)
+	}
+	e.mu.Unlock()
+	for _, w := range watchers {
+		w(c, left)
+	}
+}
+
+// A transaction is one of some quotas at once.
+type transaction struct {
+	quotas []*quota
+	// requests is the number of requests that it decides.
+	requests int
+	// prepare is called before the transaction is sent, and may be nil.
+	prepare func(parts []*part)
+	// decide decides, or does nothing if it is nil.
+	decide func(parts []*part)
+
+	parts []*part
+	sent  time.Time
+	view  View
+	// applied are by quota how many pending changes were applied, reported what was reported of the leases,
+	// and crossed the percentages that calendar tiers have reached.
+	applied  []int
+	reported []report
+	crossed  [][]algorithms.Crossing
+	// bounds are by quota those of its clock, and got is when the transaction ended.
+	bounds []timing.Bounds
+	got    time.Time
+}
+
+// run runs the transaction. The quotas differ in their names.
+func (s *Store) run(ctx context.Context, x *transaction) (err error) {
+	order := slices.SortedFunc(slices.Values(x.quotas), func(a, b *quota) int { return bytes.Compare(a.name, b.name) })
+	leave, err := s.takeTurns(ctx, order)
+	if err != nil {
+		return err
+	}
+	began := x.quotas[0].calls.Begin()
+	defer func() {
+		leave()
+		x.quotas[0].calls.End(began, x.requests, err)
+	}()
+	names := make([][]byte, len(order))
+	index := make([]int, len(order)) // of the name of each quota
+	for i, q := range order {
+		names[i] = q.name
+		index[slices.Index(x.quotas, q)] = i
+	}
+	x.sent = time.Now()
+	if x.prepare != nil {
+		x.parts = make([]*part, len(x.quotas))
+		for i := range x.parts {
+			x.parts[i] = new(part)
+		}
+		x.prepare(x.parts)
+	}
+	err = s.keeper.Update(ctx, names, func(v View) ([]Write, error) { return x.change(v, index) })
+	x.got = time.Now()
+	s.link.Trip.Add(x.got.Sub(x.sent))
+	for i, q := range x.quotas {
+		q.dropPending(x.appliedTo(i))
+	}
+	if prefix := s.options.Name + ": "; err != nil {
+		if !strings.HasPrefix(err.Error(), prefix) {
+			err = fmt.Errorf("%s%w", prefix, err)
+		}
+		return err
+	}
+	for i, q := range x.quotas {
+		q.record(x.parts[i], x, i)
+	}
+	return nil
+}
+
+// takeTurns waits for the turns of quotas that reserve ahead: a process makes one transaction of a name at a time. The
+// keeper of others does so.
+func (s *Store) takeTurns(ctx context.Context, order []*quota) (leave func(), err error) {
+	if !s.options.Ahead {
+		return func() {}, nil
+	}
+	for i, q := range order {
+		select {
+		case q.turn <- struct{}{}:
+		case <-ctx.Done():
+			for _, q := range order[:i] {
+				<-q.turn
+			}
+			return nil, fmt.Errorf("%s: %w: %w", s.options.Name, store.ErrUnavailable, ctx.Err())
+		}
+	}
+	return func() {
+		for _, q := range order {
+			<-q.turn
+		}
+	}, nil
+}
+
+func (x *transaction) appliedTo(i int) int {
+	if i < len(x.applied) {
+		return x.applied[i]
+	}
+	return 0
+}
+
+// change is the body of the transaction.
+func (x *transaction) change(v View, index []int) ([]Write, error) {
+	x.view, x.applied, x.reported, x.crossed = v, nil, nil, nil
+	parts := make([]*part, len(x.quotas))
+	for i, q := range x.quotas {
+		t, err := begin(v.Values[index[i]], v.Wall, q)
+		if err != nil {
+			return nil, err
+		}
+		p := &part{txn: t, lease: q.lease, leaseEnds: t.now.At + q.store.options.Lease.Microseconds()}
+		if x.parts != nil && x.parts[i] != nil {
+			p.terms, p.slack, p.headroom = x.parts[i].terms, x.parts[i].slack, x.parts[i].headroom
+		}
+		if t.lost && t.grantsFrom+q.store.options.Lease.Microseconds() < t.now.At && q.lease != nil {
+			t.grantsFrom = t.now.At + q.store.options.Lease.Microseconds()/3
+		}
+		x.reported = append(x.reported, t.apply(q.lease, p.leaseEnds))
+		x.applied = append(x.applied, q.applyPending(t))
+		parts[i] = p
+	}
+	x.parts = parts
+	if x.decide != nil {
+		x.decide(parts)
+	}
+	writes := make([]Write, len(index))
+	for i, p := range parts {
+		x.crossed = append(x.crossed, p.crossings())
+		writes[index[i]] = p.finish()
+		if v := writes[index[i]].Value; x.quotas[i].store.options.Ahead && len(v) > MostBytes {
+			return nil, fmt.Errorf("the state has %d bytes, of which %d are for %d processes that hold places or estimates, and %d at most: let fewer processes share it, or use package distributed",
+				len(v), len(appendOwners(nil, p.owners, p.last)), len(p.owners), MostBytes)
+		}
+	}
+	return writes, nil
+}
+
+// MostBytes is the size of the largest value of a quota that reserves ahead. Some 400 processes that hold places
+// or estimates fit.
+const MostBytes = 1 << 14
+
+// remembers returns what the process knows of the state.
+func (e *entry) remembers() *known {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	k := e.known
+	return &k
+}
+
+// applyPending applies the pending changes, and returns their number.
+func (e *entry) applyPending(t *txn) int {
+	e.mu.Lock()
+	pending := slices.Clone(e.pending)
+	e.mu.Unlock()
+	for _, apply := range pending {
+		apply(t)
+	}
+	return len(pending)
+}
+
+// dropPending forgets the changes that were applied. It does so after a failed transaction too, because the outcome
+// of a failed transaction is unknown.
+func (e *entry) dropPending(applied int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.pending = slices.Delete(e.pending, 0, min(applied, len(e.pending)))
+}

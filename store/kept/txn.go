@@ -1,0 +1,416 @@
+package kept
+
+import (
+	"math/rand/v2"
+	"slices"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/pause"
+	"github.com/apithrottle/throttle/store"
+)
+
+// A txn is the state of a quota within a transaction, at one moment.
+type txn struct {
+	state
+	plan *algorithms.Plan
+	now  algorithms.Moment
+	// own is the index of the plan's ledger.
+	own int
+	// index has for each ledger the indexes of its plan's units among the state's units. It is nil if there
+	// is one ledger.
+	index [][]int
+	// holds reports for each of the state's units whether some plan holds it until the end of a request.
+	holds []bool
+	// whole is the plan's ledger with the bookings, or nil while it is not needed.
+	whole *algorithms.Ledger
+
+	// changed reports that the state must be written, and urgent that others should learn of it at once.
+	changed, urgent bool
+	// lost reports that the state is not the one that this process knew, or an older one.
+	lost bool
+}
+
+// idleRecord is how long a plan without decisions keeps a ledger of its own beside others, in µs.
+const idleRecord = 60_000_000
+
+// begin reads a value of a quota at a time of the keeper's clock.
+func begin(value []byte, wall int64, q *quota) (*txn, error) {
+	t, known := &txn{plan: q.plan}, q.remembers()
+	if value != nil {
+		var err error
+		if t.state, err = parse(value); err == nil {
+			err = t.decode()
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	t.now, t.changed = t.state.now(wall, known.at)
+	if q.store.options.Ahead {
+		t.findLoss(value != nil, known)
+	}
+	if err := t.choose(q.text, q.replaces); err != nil {
+		return nil, err
+	}
+	t.commit()
+	t.expireOwners()
+	return t, nil
+}
+
+// findLoss finds out whether the state is another than the process knew. It restores the pause that the
+// process knows of.
+func (t *txn) findLoss(exists bool, known *known) {
+	wasForgotten := !exists && t.now.Wall >= known.expires
+	t.lost = known.birth != 0 && !wasForgotten && (t.birth != known.birth || t.revision < known.revision)
+	if !exists || t.lost && t.birth == known.birth {
+		t.birth, t.urgent = 1+rand.Int64N(1<<48), true // processes that knew another state then learn of it
+	}
+	if !t.lost {
+		return
+	}
+	t.changed = true
+	if known.pause.Epoch > t.pause.Epoch {
+		by := t.offset - known.offset
+		t.pause, t.level, t.urgent = known.pause, known.level, true
+		t.pause.Until += by
+		t.pause.Banned += by
+	}
+}
+
+// choose finds the plan's ledger. If there is none, it converts the ledger of the plan that this one replaces, or else
+// the one that shows the most use.
+func (t *txn) choose(text, replaces string) error {
+	is := func(r record) bool { return r.text == text }
+	switch t.own = slices.IndexFunc(t.ledgers, is); {
+	case t.own >= 0:
+		if t.ledgers[t.own].plan != t.plan { // the same tiers
+			if err := t.ledgers[t.own].rebind(t.plan); err != nil {
+				return err
+			}
+		}
+	case len(t.ledgers) == 0:
+		t.ledgers = []record{{text: text, plan: t.plan, ledger: fresh(t.plan)}}
+		t.own = 0
+	default:
+		from, kept := t.ledgers, t.ledgers
+		if i := slices.IndexFunc(t.ledgers, func(r record) bool { return r.text == replaces }); i >= 0 {
+			from, kept = t.ledgers[i:i+1], slices.Delete(slices.Clone(t.ledgers), i, i+1)
+		}
+		t.remap(append(slices.Clip(kept), record{text: text, plan: t.plan, ledger: t.convert(from)}))
+	}
+	t.ledgers[t.own].used = t.now.At
+	if len(t.ledgers) > 1 {
+		t.remap(slices.DeleteFunc(slices.Clone(t.ledgers), func(r record) bool { return r.text != text && r.used < t.now.At-idleRecord }))
+		t.own = slices.IndexFunc(t.ledgers, is)
+	}
+	t.indexUnits()
+	return nil
+}
+
+// convert returns a ledger for the plan, from the ledgers of other plans. A log that is short may not contain all
+// use.
+func (t *txn) convert(from []record) (most algorithms.Ledger) {
+	var used int64 = -1
+	for i := range from {
+		l, sum := t.plan.Convert(from[i].ledger, t.now), int64(0)
+		for _, u := range l.Usage(t.now) {
+			sum += u.Used
+		}
+		if sum > used {
+			most, used = l, sum
+		}
+	}
+	return most
+}
+
+// rebind makes the ledger one of an equal plan.
+func (r *record) rebind(p *algorithms.Plan) error {
+	data, _ := r.ledger.AppendBinary(nil)
+	r.plan, r.data = p, data
+	return r.decode()
+}
+
+// remap replaces the ledgers, and translates the costs of the book and the owners to their units.
+func (t *txn) remap(ledgers []record) {
+	old, _ := t.units()
+	t.ledgers = ledgers
+	now, _ := t.units()
+	if t.own = len(ledgers) - 1; slices.Equal(old, now) {
+		return
+	}
+	translate := func(cost []int64) []int64 {
+		to := make([]int64, len(now))
+		for i, u := range now {
+			if j := slices.Index(old, u); j >= 0 {
+				to[i] = cost[j]
+			}
+		}
+		return to
+	}
+	for i := range t.book {
+		t.book[i].cost = translate(t.book[i].cost)
+	}
+	for i := range t.owners {
+		o := &t.owners[i]
+		o.wants, o.held, o.settled = translate(o.wants), translate(o.held), translate(o.settled)
+	}
+}
+
+func (t *txn) indexUnits() {
+	units, _ := t.units()
+	t.index, t.holds = nil, make([]bool, len(units))
+	for i := range t.ledgers {
+		p := t.ledgers[i].plan
+		index := make([]int, len(p.Units()))
+		for u, name := range p.Units() {
+			index[u] = slices.Index(units, name)
+			t.holds[index[u]] = t.holds[index[u]] || p.Holds(u)
+		}
+		if len(t.ledgers) > 1 {
+			t.index = append(t.index, index)
+		}
+	}
+}
+
+// fresh returns the ledger of a quota that has no value. Nothing is used, except for what is unknown.
+func fresh(p *algorithms.Plan) algorithms.Ledger {
+	l := p.NewLedger()
+	if start := p.Start(); !start.IsZero() {
+		l.AssumeUsed(algorithms.Moment{At: start.UnixMicro(), Wall: start.UnixMicro()})
+	}
+	return l
+}
+
+// spread returns a cost of the plan in the state's units.
+func (t *txn) spread(cost []int64) []int64 {
+	if t.index == nil {
+		return cost
+	}
+	all := make([]int64, len(t.holds))
+	for u, n := range cost {
+		all[t.index[t.own][u]] = n
+	}
+	return all
+}
+
+// of returns a cost in the state's units as a cost of the i-th plan.
+func (t *txn) of(i int, all []int64) []int64 {
+	if t.index == nil {
+		return all
+	}
+	cost := make([]int64, len(t.index[i]))
+	for u, j := range t.index[i] {
+		cost[u] = all[j]
+	}
+	return cost
+}
+
+// ledger returns the plan's ledger.
+func (t *txn) ledger() *algorithms.Ledger { return &t.ledgers[t.own].ledger }
+
+// each calls f with each ledger, and the cost in the units of its plan.
+func (t *txn) each(cost []int64, f func(l *algorithms.Ledger, cost []int64)) {
+	for i := range t.ledgers {
+		f(&t.ledgers[i].ledger, t.of(i, cost))
+	}
+	t.changed, t.whole = true, nil
+}
+
+// moment returns the moment at which the quota's clock shows at.
+func (t *txn) moment(at int64) algorithms.Moment {
+	return algorithms.Moment{At: at, Wall: t.now.Wall + at - t.now.At}
+}
+
+// at returns the moment at which the keeper's clock showed a time, but no later than now. The clock may
+// have stepped back since.
+func (t *txn) at(wall int64) algorithms.Moment {
+	wall = min(wall, t.now.Wall)
+	return algorithms.Moment{At: wall + t.offset, Wall: wall}
+}
+
+// commit charges the bookings whose instant has come.
+func (t *txn) commit() {
+	n := 0
+	for ; n < len(t.book) && t.book[n].at <= t.now.At; n++ {
+		if b := &t.book[n]; !b.free {
+			t.charge(b)
+		}
+	}
+	t.book = t.book[n:]
+}
+
+// charge charges a booking, at its instant, to all ledgers, and adds what it holds to its owner. It returns the
+// Flight in the plan's ledger.
+func (t *txn) charge(b *booking) (f algorithms.Flight) {
+	for i := range t.ledgers {
+		g := t.chargeTo(&t.ledgers[i].ledger, i, b)
+		if i == t.own {
+			f = g
+		}
+	}
+	if o := t.owner(b.owner); o != nil {
+		for u, n := range b.cost {
+			if t.holds[u] {
+				o.held[u] += n
+			}
+		}
+	}
+	t.changed, t.whole = true, nil
+	return f
+}
+
+// chargeTo charges a booking to a ledger that is like the i-th.
+func (t *txn) chargeTo(l *algorithms.Ledger, i int, b *booking) algorithms.Flight {
+	p := l.Plan()
+	return l.Charge(t.moment(b.at), algorithms.Request{Cost: t.of(i, b.cost), Guard: b.guard, Held: p.Concurrent() || p.Estimates()})
+}
+
+// total returns the plan's ledger with all bookings. Free bookings count: what was booked behind them
+// relies on them, and others may take them over.
+func (t *txn) total() *algorithms.Ledger {
+	if t.whole == nil {
+		l := t.ledger().Clone()
+		for i := range t.book {
+			t.chargeTo(&l, t.own, &t.book[i])
+		}
+		t.whole = &l
+	}
+	return t.whole
+}
+
+// frontier is the moment of the last booking, or now.
+func (t *txn) frontier() algorithms.Moment {
+	if n := len(t.book); n > 0 {
+		return t.moment(t.book[n-1].at)
+	}
+	return t.now
+}
+
+// take admits a request now if the tiers do, and books nothing ahead.
+func (p *part) take(r store.Request) store.Decision {
+	d, all := store.Decision{Tier: -1, Epoch: p.pause.Epoch, Level: p.level}, p.spread(r.Cost)
+	switch {
+	case p.pause.Until > p.now.At:
+		p.pause.Refuse(&d, p.now, p.ledger(), r)
+	case r.IsDryRun():
+		pause.DryRun(&d, p.now, p.ledger(), r)
+	case p.isHeld(all) && p.grantsFrom > p.now.At:
+		d.Wait = p.now.Until(p.grantsFrom)
+	case pause.Take(&d, p.now, p.ledger(), r):
+		p.hold(p.lease, p.leaseEnds, all)
+		for i := range p.ledgers {
+			if i != p.own {
+				p.ledgers[i].ledger.Charge(p.now, algorithms.Request{Cost: p.of(i, all), Guard: algorithms.Micros(r.Guard), Held: r.Held})
+			}
+		}
+		p.changed, p.whole = true, nil
+		if p.pause.Probe {
+			p.pause.StartProbe(&d, p.now, p.ledger(), r)
+		}
+	}
+	return d
+}
+
+// crossings returns the percentages that calendar tiers have reached with what was charged.
+func (t *txn) crossings() []algorithms.Crossing {
+	if !t.changed {
+		return nil
+	}
+	return t.ledger().Crossings(t.now)
+}
+
+// finish prepares the state for being written, and returns it.
+func (t *txn) finish() Write {
+	if !t.changed {
+		return Write{}
+	}
+	t.last = t.now.At
+	t.revision++
+	return Write{Value: t.encode(), Expires: t.expires() - t.offset, Urgent: t.urgent}
+}
+
+// expires returns an instant from which the state decides as none would.
+func (t *txn) expires() int64 {
+	at := max(t.now.At, t.pause.Until, t.grantsFrom)
+	for _, o := range t.owners {
+		at = max(at, o.expires)
+	}
+	ends := max(at, t.frontier().At) // of the last lease or booking
+	for i := range t.ledgers {
+		l := &t.ledgers[i].ledger
+		for j, u := range l.Usage(t.now) {
+			if len(t.book) > 0 || u.Fresh == algorithms.Never {
+				u.Fresh = ends + lasting(l.Plan().Tiers()[j]) + l.Plan().Guard().Microseconds()
+			}
+			at = max(at, u.Fresh)
+		}
+	}
+	return min(at, algorithms.Latest)
+}
+
+// lasting returns a bound of how long a tier counts a request.
+func lasting(t algorithms.Tier) int64 {
+	if t.Algorithm == algorithms.Calendar {
+		return 2 * algorithms.Micros(t.Period.Longest())
+	}
+	window := algorithms.Micros(t.Window)
+	return min(2*window+window*(t.Burst/max(1, t.Limit)), algorithms.Latest)
+}
+
+// cancel refunds a request, but for its places and estimates, which the lease reports.
+func (t *txn) cancel(wall int64, d store.Decision, cost []int64) {
+	if t.plan.Concurrent() || t.plan.Estimates() {
+		t.ledger().Hold(cost)
+	}
+	t.ledger().Cancel(t.at(wall), d.Flight, cost)
+}
+
+// refund takes a reservation of a plan out of the book, or out of the ledgers if its instant has come.
+func (t *txn) refund(of *algorithms.Plan, r *store.Reservation, cost []int64) {
+	own := t.plan.Translate(of, cost)
+	b := booking{at: r.At, guard: r.Guard.Microseconds(), cost: t.spread(own)}
+	if t.isHeld(b.cost) || slices.ContainsFunc(t.book, func(o booking) bool { return o.at == r.At && o.owner != 0 }) {
+		for _, o := range t.owners {
+			b.owner = o.id
+			if t.state.giveBack(&b) {
+				t.changed, t.whole = true, nil
+				return
+			}
+		}
+		b.owner = 0
+	}
+	if t.state.giveBack(&b) {
+		t.changed, t.whole = true, nil
+		return
+	}
+	for i := range t.ledgers {
+		l := &t.ledgers[i].ledger
+		p := l.Plan()
+		if l.Refund(t.now, b.at, b.guard, t.of(i, b.cost), p.Concurrent() || p.Estimates()) {
+			t.changed, t.whole = true, nil
+		}
+	}
+}
+
+// tiers returns the status of the tiers, with what is booked.
+func (t *txn) tiers() []store.TierStatus {
+	tiers := store.Tiers(t.ledger(), t.now)
+	if len(t.book) == 0 {
+		return tiers
+	}
+	for _, b := range t.book {
+		cost := t.of(t.own, b.cost)
+		for i := range tiers {
+			n := cost[t.plan.UnitOf(i)]
+			tiers[i].Used += n
+			tiers[i].InFlight += n
+		}
+	}
+	ends := t.now.Until(t.frontier().At)
+	for i, u := range t.total().Usage(t.frontier()) {
+		s := &tiers[i]
+		s.Remaining = max(0, s.Limit-s.Used)
+		s.Limited, s.RetryAfter, s.ResetAfter = true, max(s.RetryAfter, ends, t.now.Until(u.Next)), max(s.ResetAfter, t.now.Until(u.Fresh))
+	}
+	return tiers
+}
