@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"cmp"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/store/kept"
 )
 
@@ -51,10 +53,10 @@ type Options struct {
 	// answers sooner.
 	Sync bool
 
-	// OnLost is called with the key of a quota whose state was lost, or is older than the one that this
-	// process has seen, as after a crash, a failover or a restored backup. OnLost must not block. If nil,
-	// losses are only logged.
-	OnLost func(key string)
+	// OnLost is called with the name of a quota whose state was lost, or is older than the one that this
+	// process has seen, as after a crash, a failover or a restored backup. The name is the one of the row in
+	// hexadecimal digits, a hash of the key. OnLost must not block. If nil, losses are only logged.
+	OnLost func(name string)
 
 	// Log receives warnings for an operator. The store logs each kind of warning at most once a minute. If
 	// nil, nothing is logged.
@@ -87,8 +89,14 @@ func (o Options) check() error {
 // A Store keeps quotas in a table of PostgreSQL for all processes that use it. It is safe for concurrent
 // use.
 type Store struct {
-	keeper kept.Keeper
+	*kept.Store
 }
+
+var _ store.Store = (*Store)(nil)
+
+// mostStamps is the largest limit of a SlidingLog. A state is written anew with each transaction, and that of
+// an exact log of 512 fits into a page.
+const mostStamps = 512
 
 // New returns a Store in the database of a pool. It sends nothing: the first quota that is used finds out
 // whether the table exists. The pool must stay open while the Store is in use.
@@ -104,8 +112,16 @@ func New(pool *pgxpool.Pool, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	var keeper kept.Keeper = listeningKeeper{k}
 	if o.PollOnly {
-		return &Store{k}, nil
+		keeper = k
 	}
-	return &Store{listeningKeeper{k}}, nil
+	of := kept.Options{
+		Name: "postgres", Shared: "a table of PostgreSQL", Ahead: true, Horizon: o.Horizon, Lease: o.Lease,
+		Timeout: o.Timeout, MostStamps: mostStamps, Log: o.Log,
+	}
+	if o.OnLost != nil {
+		of.OnLost = func(name []byte) { o.OnLost(hex.EncodeToString(name)) }
+	}
+	return &Store{kept.New(keeper, of)}, nil
 }
