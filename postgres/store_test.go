@@ -1,8 +1,10 @@
 package postgres_test
 
 import (
+	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -40,11 +42,16 @@ func TestStore(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := pgtest.Shared(t)
+			var tables atomic.Int64
 			if o.PollOnly {
 				db = db.PgBouncer()
 			}
 			storetest.Run(t, storetest.Config{
-				Open:           func(t testing.TB) store.Store { return openStore(t, db, o) },
+				Open: func(t testing.TB) store.Store {
+					of := o
+					of.Table = fmt.Sprintf("quota%d", tables.Add(1))
+					return openStore(t, db, of)
+				},
 				RealTime:       true,
 				Lag:            500 * time.Millisecond,
 				LandsWithGuard: true,
