@@ -2,13 +2,18 @@ package postgres
 
 import (
 	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/url"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/apithrottle/throttle/postgres/internal/pgtest"
@@ -164,4 +169,45 @@ func TestServerWithTooManyConnections(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
+}
+
+func TestErrorsAreTransientOrNot(t *testing.T) {
+	k := open(t, "postgres://nobody@127.0.0.1:1/x", Options{})
+	for code, want := range map[string]bool{
+		"08006": true, "08P01": true, "25P03": true, "25P04": true, "40001": true, "40P01": true, "53100": true, "53200": true,
+		"53300": true, "55P03": true, "57014": true, "57P01": true, "57P02": true, "57P03": true, "58030": true, "XX000": true,
+		"25006": false, "28P01": false, "28000": false, "3D000": false, "3F000": false, "42501": false, "42601": false,
+		"42703": false, "42804": false, "42P01": false, "42P10": false, "55000": false, "XX001": false, "22P02": false,
+	} {
+		err := &pgconn.PgError{Severity: "ERROR", Message: "m", Code: code}
+		for _, err := range []error{err, fmt.Errorf("more: %w", err)} {
+			wantError(t, k.explain(err), "SQLSTATE "+code, want)
+		}
+	}
+	for _, err := range []error{io.ErrUnexpectedEOF, context.DeadlineExceeded, errors.New("connection refused")} {
+		wantError(t, k.explain(err), "postgres: table", true)
+	}
+	wantError(t, k.explain(&tls.CertificateVerificationError{Err: errors.New("unknown authority")}), "unknown authority", false)
+	wantError(t, k.explain(&pgconn.PgError{Code: "53100"}), "free space", true)
+}
+
+func TestServerThatCannotWrite(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Start(t)
+	k := migrated(t, s.URL(), Options{Sync: true})
+	mustPut(t, k, "a", "x")
+	s.LimitFiles(0)
+	failed := 0
+	for range 20 {
+		if err := k.Update(t.Context(), names("a"), put("y")); err != nil {
+			failed++
+			wantError(t, err, "", true)
+		}
+	}
+	if failed == 0 {
+		t.Error("the server wrote")
+	}
+	s.LimitFiles(-1)
+	s.Restart()
+	mustPut(t, k, "a", "z")
 }
