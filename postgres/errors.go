@@ -56,8 +56,8 @@ const (
 
 // transient lists codes, and classes of codes, of errors after which a later call may succeed: connection
 // exceptions, exhausted resources, locks that were not available, operators that interfere, and errors of
-// the system such as those of a disk.
-var transient = []string{"08", "25P03", "25P04", "40", "53", "55P03", "57", "58"}
+// the system such as those of a disk, which has no code of its own if a file must not grow.
+var transient = []string{"08", "25P03", "25P04", "40", "53", "55P03", "57", "58", "XX000"}
 
 // fixes lists what an operator can do about an error.
 var fixes = []struct{ code, fix string }{

@@ -2,12 +2,19 @@ package postgres
 
 import (
 	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/url"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/apithrottle/throttle/postgres/internal/pgtest"
 	"github.com/apithrottle/throttle/store/kept"
@@ -147,23 +154,60 @@ func TestServerWithTooManyConnections(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t, "max_connections = 6", "superuser_reserved_connections = 0", "max_wal_senders = 0")
 	k := migrated(t, s.URL(), Options{})
-	k.pool.Reset()
 	err := k.Update(t.Context(), names("a"), func(v kept.View) ([]kept.Write, error) {
-		var taken []*keeper
-		for range 6 {
-			taken = append(taken, open(t, s.URL(), Options{}))
-		}
+		other := open(t, s.URL()+"&pool_max_conns=9", Options{})
 		var err error
-		for i := 0; i < len(taken) && err == nil; i++ {
-			_, err = taken[i].pool.Acquire(t.Context())
+		for err == nil {
+			var c *pgxpool.Conn
+			if c, err = other.pool.Acquire(t.Context()); err == nil {
+				defer c.Release()
+			}
 		}
-		wantError(t, taken[0].explain(err), "lower MaxConns of the pools, or use PgBouncer", true)
-		for _, k := range taken {
-			k.pool.Reset()
-		}
+		wantError(t, other.explain(err), "lower MaxConns of the pools, or use PgBouncer", true)
 		return put("x")(v)
 	})
 	if err != nil {
 		t.Error(err)
 	}
+}
+
+func TestErrorsAreTransientOrNot(t *testing.T) {
+	k := open(t, "postgres://nobody@127.0.0.1:1/x", Options{})
+	for code, want := range map[string]bool{
+		"08006": true, "08P01": true, "25P03": true, "25P04": true, "40001": true, "40P01": true, "53100": true, "53200": true,
+		"53300": true, "55P03": true, "57014": true, "57P01": true, "57P02": true, "57P03": true, "58030": true, "XX000": true,
+		"25006": false, "28P01": false, "28000": false, "3D000": false, "3F000": false, "42501": false, "42601": false,
+		"42703": false, "42804": false, "42P01": false, "42P10": false, "55000": false, "XX001": false, "22P02": false,
+	} {
+		err := &pgconn.PgError{Severity: "ERROR", Message: "m", Code: code}
+		for _, err := range []error{err, fmt.Errorf("more: %w", err)} {
+			wantError(t, k.explain(err), "SQLSTATE "+code, want)
+		}
+	}
+	for _, err := range []error{io.ErrUnexpectedEOF, context.DeadlineExceeded, errors.New("connection refused")} {
+		wantError(t, k.explain(err), "postgres: table", true)
+	}
+	wantError(t, k.explain(&tls.CertificateVerificationError{Err: errors.New("unknown authority")}), "unknown authority", false)
+	wantError(t, k.explain(&pgconn.PgError{Code: "53100"}), "free space", true)
+}
+
+func TestServerThatCannotWrite(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Start(t)
+	k := migrated(t, s.URL(), Options{Sync: true})
+	mustPut(t, k, "a", "x")
+	s.LimitFiles(0)
+	failed := 0
+	for range 20 {
+		if err := k.Update(t.Context(), names("a"), put("y")); err != nil {
+			failed++
+			wantError(t, err, "", true)
+		}
+	}
+	if failed == 0 {
+		t.Error("the server wrote")
+	}
+	s.LimitFiles(-1)
+	s.Restart()
+	mustPut(t, k, "a", "z")
 }

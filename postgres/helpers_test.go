@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -12,12 +11,9 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/apithrottle/throttle/postgres/internal/pgtest"
 	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/store/kept"
 )
-
-func TestMain(m *testing.M) { os.Exit(pgtest.Run(m)) }
 
 // patient is a Timeout that a busy machine does not reach.
 const patient = time.Minute

@@ -39,14 +39,6 @@ func newKeeper(pool *pgxpool.Pool, o Options) (*keeper, error) {
 	}, nil
 }
 
-// withNews returns the keeper, which is a kept.Listener unless pollOnly is set.
-func (k *keeper) withNews(pollOnly bool) kept.Keeper {
-	if pollOnly {
-		return k
-	}
-	return listeningKeeper{k}
-}
-
 // mostTries is how often Update begins a transaction before it gives up. Each connection of the pool may
 // be one that a restart of the server has closed, and each row one that another process inserts first.
 const mostTries = 5

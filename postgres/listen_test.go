@@ -155,16 +155,3 @@ func TestListenBehindAPoolerWarns(t *testing.T) {
 		t.Errorf("log: %s", &logged)
 	}
 }
-
-func TestPollOnlyDoesNotListen(t *testing.T) {
-	pool := openPool(t, "postgres://nobody@127.0.0.1:1/x")
-	for pollOnly, want := range map[bool]bool{true: false, false: true} {
-		k, err := newKeeper(pool, Options{PollOnly: pollOnly}.withDefaults())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, listens := k.withNews(pollOnly).(kept.Listener); listens != want {
-			t.Errorf("PollOnly %v: listens %v", pollOnly, listens)
-		}
-	}
-}

@@ -29,8 +29,8 @@ func Schema(o Options) (string, error) {
 // others use the table: it takes no lock of a table that has the columns it needs. A table of a later
 // version of this module that still has them is left alone.
 //
-// Migrate blocks until the context ends at most. An error wraps store.ErrUnavailable if a later call may
-// succeed.
+// Migrate blocks until the context ends at most. It tries a few times if others hold locks, each time for
+// four times Options.Timeout at most. An error wraps store.ErrUnavailable if a later call may succeed.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, o Options) error {
 	o = o.withDefaults()
 	sql, err := Schema(o)
@@ -58,6 +58,8 @@ var migrateAgain = []string{"55P03", deadlockDetected, "23505", "42P07"}
 const migrateLock = 0x7468726f74746c65 // "throttle"
 
 func (k *keeper) migrate(ctx context.Context, sql string) error {
+	ctx, cancel := context.WithTimeout(ctx, 4*k.timeout)
+	defer cancel()
 	pooled, err := k.acquire(ctx)
 	if err != nil {
 		return err

@@ -67,9 +67,10 @@ func newStatements(t table, o Options) statements {
 	}
 }
 
-// sweep deletes up to two rows of a random page that have expired and that no transaction has locked. Each
-// new row sweeps two, so that expired rows become few and a call never does much. There is no index
-// on expires, with which no update of a row could stay in its page.
+// sweep deletes up to two rows of a random page that expired a minute ago and that no transaction has
+// locked. A row that is soon used again is better updated than deleted and inserted. Each new row sweeps
+// two, so that expired rows become few and a call never does much. There is no index on expires, with
+// which no update of a row could stay in its page.
 const sweep = `
 WITH page AS MATERIALIZED (
 	SELECT floor(random() * pg_relation_size($1::regclass) / current_setting('block_size')::int)::bigint AS n
@@ -77,7 +78,7 @@ WITH page AS MATERIALIZED (
 	SELECT name FROM {table}
 	WHERE ctid >= (SELECT format('(%s,0)', n)::tid FROM page)
 	AND ctid < (SELECT format('(%s,0)', n + 1)::tid FROM page)
-	AND expires < clock_timestamp()
+	AND expires < clock_timestamp() - interval '1 minute'
 	LIMIT 2 FOR UPDATE SKIP LOCKED
 )
 DELETE FROM {table} WHERE name = ANY (ARRAY(SELECT name FROM old))`

@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"cmp"
-	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/store/kept"
 )
@@ -55,9 +53,9 @@ type Options struct {
 	// answers sooner.
 	Sync bool
 
-	// OnLost is called with the name of a row, in hexadecimal, whose state was lost, or is older than the one that this
-	// process has seen, as after a crash, a failover or a restored backup. OnLost must not block. If nil,
-	// losses are only logged.
+	// OnLost is called with the name of a quota whose state was lost, or is older than the one that this
+	// process has seen, as after a crash, a failover or a restored backup. The name is the one of the row in
+	// hexadecimal digits, a hash of the key. OnLost must not block. If nil, losses are only logged.
 	OnLost func(name string)
 
 	// Log receives warnings for an operator. The store logs each kind of warning at most once a minute. If
@@ -89,20 +87,15 @@ func (o Options) check() error {
 }
 
 // A Store keeps quotas in a table of PostgreSQL for all processes that use it. It is safe for concurrent
-// use. Its quotas block while other processes have their rows. While the server is away, callers wait until
-// their context ends and then receive throttle.ErrUnavailable. An error that only an operator solves is
-// returned at once.
-//
-// A Store starts no goroutine before a caller waits or a pause begins, and needs no closing, but see Flush. The
-// caller closes the pool.
+// use.
 type Store struct {
-	quotas *kept.Store
+	*kept.Store
 }
 
 var _ store.Store = (*Store)(nil)
 
-// mostStamps is the largest limit of a SlidingLog. Each decision writes the whole state anew, which would be
-// 4 KB with more stamps.
+// mostStamps is the largest limit of a SlidingLog. A state is written anew with each transaction, and that of
+// an exact log of 512 fits into a page.
 const mostStamps = 512
 
 // New returns a Store in the database of a pool. It sends nothing: the first quota that is used finds out
@@ -119,26 +112,16 @@ func New(pool *pgxpool.Pool, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	options := kept.Options{
-		Name: "postgres", Shared: "Postgres", Ahead: true, MostStamps: mostStamps,
-		Horizon: o.Horizon, Lease: o.Lease, Timeout: o.Timeout, Log: o.Log,
+	var keeper kept.Keeper = listeningKeeper{k}
+	if o.PollOnly {
+		keeper = k
+	}
+	of := kept.Options{
+		Name: "postgres", Shared: "a table of PostgreSQL", Ahead: true, Horizon: o.Horizon, Lease: o.Lease,
+		Timeout: o.Timeout, MostStamps: mostStamps, Log: o.Log,
 	}
 	if o.OnLost != nil {
-		options.OnLost = func(name []byte) { o.OnLost(hex.EncodeToString(name)) }
+		of.OnLost = func(name []byte) { o.OnLost(hex.EncodeToString(name)) }
 	}
-	return &Store{kept.New(k.withNews(o.PollOnly), options)}, nil
+	return &Store{kept.New(keeper, of)}, nil
 }
-
-// Open returns the quota of a key. It sends nothing and does not block.
-func (s *Store) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
-	return s.quotas.Open(key, plan, report)
-}
-
-// Flush sends the server everything that this process still has to report, and returns when that is done: it
-// returns unused reservations and released permits, and settles estimates. It returns the context's
-// error, or the error of the first transaction that failed, which is throttle.ErrUnavailable if the server
-// is away. A program calls Flush at shutdown, when its callers have returned, and before it closes the
-// pool.
-//
-// Without Flush nothing is admitted twice. Unused reservations stay charged, and leases end by themselves.
-func (s *Store) Flush(ctx context.Context) error { return s.quotas.Flush(ctx) }

@@ -27,7 +27,8 @@ var update = flag.Bool("update", false, "write the exported API of the published
 func TestAPI(t *testing.T) {
 	const root = "../.."
 	for name, module := range map[string]string{
-		"throttle": ".", "awsthrottle": "awsthrottle", "grpcthrottle": "grpcthrottle", "otelthrottle": "otelthrottle", "command": "cmd/throttle",
+		"throttle": ".", "awsthrottle": "awsthrottle", "grpcthrottle": "grpcthrottle", "otelthrottle": "otelthrottle", "postgres": "postgres",
+		"command": "cmd/throttle",
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got bytes.Buffer
