@@ -109,11 +109,6 @@ func (t *trip) decisions() (got []store.Decision) {
 	for i, r := range t.results {
 		got = append(got, t.decision(t.requests[i], &r))
 	}
-	for i := len(got) - 1; i > 0 && got[i].Verdict == store.Later; i-- { // the process asks for the others in its turn
-		if before := got[i-1].Reservation; before != nil && before.Again.After(t.x.got) && !before.Start.Before(t.x.got) && got[i].Wait == 0 {
-			before.Again = t.x.got
-		}
-	}
 	return got
 }
 
