@@ -100,6 +100,8 @@ type entry struct {
 	probes map[int64]struct{}
 	// reporting reports that a transaction is about to report, and renewing that one is to renew the lease.
 	reporting, renewing bool
+	// failing is since when transactions have failed for reasons that may not pass.
+	failing time.Time
 }
 
 // Known is what a process remembers of a state.
@@ -226,6 +228,9 @@ type transaction struct {
 	prepare func(parts []*part)
 	// decide decides, or does nothing if it is nil.
 	decide func(parts []*part)
+	// granted is called after the transaction, before another one of these quotas begins, and may be nil. It keeps
+	// what the process holds now, because the next transaction reports that.
+	granted func()
 
 	parts []*part
 	sent  time.Time
@@ -249,8 +254,14 @@ func (s *Store) run(ctx context.Context, x *transaction) (err error) {
 	}
 	began := x.quotas[0].calls.Begin()
 	defer func() {
+		for _, q := range x.quotas {
+			q.renewLater(err)
+		}
 		leave()
 		x.quotas[0].calls.End(began, x.requests, err)
+		for _, q := range x.quotas {
+			q.tellCrossed()
+		}
 	}()
 	names := make([][]byte, len(order))
 	index := make([]int, len(order)) // of the name of each quota
@@ -273,6 +284,9 @@ func (s *Store) run(ctx context.Context, x *transaction) (err error) {
 		q.dropPending(x.appliedTo(i))
 	}
 	if prefix := s.options.Name + ": "; err != nil {
+		for _, q := range x.quotas {
+			q.lease.doubt()
+		}
 		if !strings.HasPrefix(err.Error(), prefix) {
 			err = fmt.Errorf("%s%w", prefix, err)
 		}
@@ -281,30 +295,35 @@ func (s *Store) run(ctx context.Context, x *transaction) (err error) {
 	for i, q := range x.quotas {
 		q.record(x.parts[i], x, i)
 	}
+	if x.granted != nil {
+		x.granted()
+	}
 	return nil
 }
 
-// takeTurns waits for the turns of quotas that reserve ahead: a process makes one transaction of a name at a time. The
-// keeper of others does so.
+// takeTurns waits for the turns of quotas with a lease: a process makes one transaction of such a quota at a time, and
+// knows its result before the next one.
 func (s *Store) takeTurns(ctx context.Context, order []*quota) (leave func(), err error) {
-	if !s.options.Ahead {
-		return func() {}, nil
-	}
-	for i, q := range order {
-		select {
-		case q.turn <- struct{}{}:
-		case <-ctx.Done():
-			for _, q := range order[:i] {
+	taken := 0
+	leave = func() {
+		for _, q := range order[:taken] {
+			if q.lease != nil {
 				<-q.turn
 			}
+		}
+	}
+	for ; taken < len(order); taken++ {
+		if order[taken].lease == nil {
+			continue
+		}
+		select {
+		case order[taken].turn <- struct{}{}:
+		case <-ctx.Done():
+			leave()
 			return nil, fmt.Errorf("%s: %w: %w", s.options.Name, store.ErrUnavailable, ctx.Err())
 		}
 	}
-	return func() {
-		for _, q := range order {
-			<-q.turn
-		}
-	}, nil
+	return leave, nil
 }
 
 func (x *transaction) appliedTo(i int) int {
@@ -323,14 +342,14 @@ func (x *transaction) change(v View, index []int) ([]Write, error) {
 		if err != nil {
 			return nil, err
 		}
-		p := &part{txn: t, lease: q.lease, leaseEnds: t.now.At + q.store.options.Lease.Microseconds()}
+		p := &part{txn: t, lease: q.lease, leaseEnds: t.now.At + t.lease}
 		if x.parts != nil && x.parts[i] != nil {
 			p.terms, p.slack, p.headroom = x.parts[i].terms, x.parts[i].slack, x.parts[i].headroom
 		}
-		if t.lost && t.grantsFrom+q.store.options.Lease.Microseconds() < t.now.At && q.lease != nil {
-			t.grantsFrom = t.now.At + q.store.options.Lease.Microseconds()/3
+		if t.lost && t.grantsFrom+t.lease < t.now.At {
+			t.grantsFrom = t.now.At + t.lease/3
 		}
-		x.reported = append(x.reported, t.apply(q.lease, p.leaseEnds))
+		x.reported = append(x.reported, t.apply(q.lease, p.leaseEnds, q.isWatched()))
 		x.applied = append(x.applied, q.applyPending(t))
 		parts[i] = p
 	}
