@@ -252,8 +252,8 @@ func (p *part) admits(from int64, cost []int64, headroom int64) (at int64, tier 
 		return algorithms.Latest, tier
 	}
 	if all := p.spread(cost); p.isHeld(all) {
-		if p.grantsFrom > at {
-			return p.grantsFrom, -1
+		if p.grantsFrom > p.now.At { // not even ahead: others have not reported what they hold
+			return algorithms.Latest, p.holdingTier()
 		}
 		if p.ahead != nil {
 			with := p.of(p.own, sum(all, p.ahead))
@@ -264,6 +264,15 @@ func (p *part) admits(from int64, cost []int64, headroom int64) (at int64, tier 
 		}
 	}
 	return at, tier
+}
+
+// holdingTier returns the first tier of a unit that the plan holds.
+func (p *part) holdingTier() int {
+	i := 0
+	for !p.plan.Holds(p.plan.UnitOf(i)) {
+		i++
+	}
+	return i
 }
 
 func sum(a, b []int64) []int64 {

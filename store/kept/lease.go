@@ -34,8 +34,13 @@ type lease struct {
 
 // A begins is an admitted request that begins at an instant of the quota's clock.
 type begins struct {
-	at   int64
+	at int64
+	// cost are the places and estimates.
 	cost []int64
+	// state identifies the state that has its booking.
+	state int64
+	// ended reports that the request has ended, in part at least.
+	ended bool
 	// owned reports that its booking has the lease's owner.
 	owned bool
 }
@@ -67,10 +72,10 @@ func (l *lease) rebase(p *algorithms.Plan) {
 }
 
 // add adds an admitted request of the plan, which begins at an instant.
-func (l *lease) add(at int64, cost []int64, owned bool) {
+func (l *lease) add(state, at int64, cost []int64, owned bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ahead = append(l.ahead, begins{at, l.plan.TranslateHeld(l.plan, cost), owned})
+	l.ahead = append(l.ahead, begins{at: at, cost: l.plan.TranslateHeld(l.plan, cost), state: state, owned: owned})
 	for u, n := range cost {
 		if l.plan.Holds(u) {
 			l.held[u] += n
@@ -78,21 +83,24 @@ func (l *lease) add(at int64, cost []int64, owned bool) {
 	}
 }
 
-// end takes a request's places off the held ones, or its estimates if settled is set. Their actual cost is zero if
-// nil.
-func (l *lease) end(p *algorithms.Plan, cost, actual []int64, settled bool) {
+// end takes the places of a request for an instant off the held ones, or its estimates if settled is set. Their actual cost
+// is zero if nil.
+func (l *lease) end(p *algorithms.Plan, at int64, cost, actual []int64, settled bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	cost = l.plan.TranslateHeld(p, cost)
 	if actual != nil {
 		actual = l.plan.TranslateHeld(p, actual)
 	}
+	i := slices.IndexFunc(l.ahead, func(b begins) bool { return b.at == at && (slices.Equal(b.cost, cost) || b.ended) })
 	for u, n := range cost {
-		if !l.plan.Holds(u) || l.plan.Estimated(u) != settled {
+		if l.plan.Estimated(u) != settled || n == 0 && actual == nil {
 			continue
 		}
-		if l.held[u] -= n; n > 0 {
-			l.changes++
+		l.held[u] -= n
+		l.changes++
+		if i >= 0 { // the quota's clock was set back, and does not show the instant yet
+			l.ahead[i].cost[u], l.ahead[i].ended = 0, true
 		}
 		if actual != nil {
 			l.settled[u] += actual[u]
@@ -100,12 +108,16 @@ func (l *lease) end(p *algorithms.Plan, cost, actual []int64, settled bool) {
 	}
 }
 
-// forget takes a request off those that have not begun, if it is one of them. It reports whether it was one whose booking
-// has no owner.
-func (l *lease) forget(p *algorithms.Plan, at int64, cost []int64) (isFree bool) {
+// giveBack takes a request that was not sent off the held ones. It reports whether the request had not begun, and its
+// booking has no owner.
+func (l *lease) giveBack(p *algorithms.Plan, at int64, cost []int64) (isFree bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	cost = l.plan.TranslateHeld(p, cost)
+	for u, n := range cost {
+		l.held[u] -= n
+		l.changes += n
+	}
 	if i := slices.IndexFunc(l.ahead, func(b begins) bool { return b.at == at && slices.Equal(b.cost, cost) }); i >= 0 {
 		if isFree = !l.ahead[i].owned; !isFree {
 			l.changes++
@@ -179,11 +191,11 @@ type report struct {
 	changes int64
 }
 
-// report returns what the process holds of requests that have begun.
-func (l *lease) report(now int64) report {
+// report returns what the process holds of requests that have begun, or whose booking was lost with its state.
+func (l *lease) report(state, now int64) report {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ahead = slices.DeleteFunc(l.ahead, func(b begins) bool { return b.at <= now })
+	l.ahead = slices.DeleteFunc(l.ahead, func(b begins) bool { return b.at <= now || b.state != state })
 	r := report{held: slices.Clone(l.held), settled: slices.Clone(l.settled), confirmed: slices.Clone(l.confirmed), changes: l.changes}
 	for _, b := range l.ahead {
 		r.ahead = append(r.ahead, b.at)
@@ -210,7 +222,7 @@ func (t *txn) apply(l *lease, until int64, waits bool) report {
 		return report{}
 	}
 	l.rebase(t.plan)
-	r := l.report(t.now.At)
+	r := l.report(t.birth, t.now.At)
 	o := t.owner(l.id)
 	if o == nil {
 		if slices.Max(r.held) <= 0 && slices.Equal(r.settled, r.confirmed) {

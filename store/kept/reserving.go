@@ -139,7 +139,7 @@ func (t *trip) decision(r store.Request, res *result) store.Decision {
 	}
 	switch notBefore := p.pause.Until; {
 	case res.at >= algorithms.Latest:
-		d.Wait = t.pollAfter()
+		d.Wait = max(t.pollAfter(), p.now.Until(p.grantsFrom))
 	case res.at == notBefore && notBefore > p.now.At:
 		d.Wait = q.timing.BeforeEnd(d.Wait)
 	case r.YieldFor > 0:
@@ -170,7 +170,7 @@ func (t *trip) pollAfter() time.Duration {
 			}
 		}
 	}
-	return min(mostPoll, time.Duration(before*before)*max(leastPoll, 2*t.quotas[0].timing.UsualTrip()))
+	return min(mostPoll, max(time.Duration(before*before)*leastPoll, t.quotas[0].timing.UsualTrip()))
 }
 
 func (t *trip) answer(i int) timing.Answer {
@@ -193,7 +193,7 @@ func (t *trip) admitted(r store.Request, res *result) store.Decision {
 		charged := slices.ContainsFunc(own.Cost, func(n int64) bool { return n > 0 })
 		if charged {
 			owned := p.hasOwner(p.spread(own.Cost), own.At)
-			q.lease.add(own.At, own.Cost, owned)
+			q.lease.add(own.State, own.At, own.Cost, owned)
 			if owned {
 				q.lease.lastsUntil(own.Start)
 			}
@@ -461,14 +461,12 @@ func (q *reserving) Cancel(reserved []store.Decision) {
 
 // giveBack returns what a reservation holds and its time. unused reports that no caller has used it.
 func (q *reserving) giveBack(d store.Decision, cost []int64, unused bool) {
-	q.lease.end(q.plan, cost, nil, false)
-	q.lease.end(q.plan, cost, nil, true)
 	q.endProbe(d, false)
 	r := d.Reservation
 	if r == nil {
 		return
 	}
-	booked := q.lease.forget(q.plan, r.At, cost)
+	booked := q.lease.giveBack(q.plan, r.At, cost)
 	if !timing.RefundableUntil(r, unused).After(time.Now()) {
 		return
 	}
