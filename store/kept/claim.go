@@ -36,6 +36,8 @@ type part struct {
 	lease *lease
 	// leaseEnds is when the lease ends if this transaction renews it.
 	leaseEnds int64
+	// waits reports that callers of the process wait.
+	waits bool
 	// terms are those of the reservations, and slack by how much shorter they may be valid.
 	terms timing.Terms
 	slack time.Duration
@@ -335,7 +337,7 @@ func (c *claim) beginTurn(r *store.Request, at int64) {
 
 // roomInBook returns how many requests the process may book, so that the rest of the book is left to others.
 func (p *part) roomInBook() int {
-	return min((mostBooked-len(p.book))/16, (mostRuns-runs(p.book))/4)
+	return min((mostBooked-len(p.book))/16, (mostRuns-runs(p.book))/4, (MostBytes-MostBytes/16-p.size)/32)
 }
 
 // admit reserves a request, and sets its result.
@@ -469,7 +471,7 @@ func (c *claim) await(r *store.Request) {
 	costs := c.costs(r)
 	for i, p := range c.parts {
 		wants := slices.Clone(p.spread(costs[i]))
-		if p.lease == nil || r.IsDryRun() || r.MaxWait == 0 || !p.isHeld(wants) {
+		if !p.waits || r.IsDryRun() || r.MaxWait == 0 || !p.isHeld(wants) {
 			continue
 		}
 		o := p.ownerOf(p.lease)
@@ -481,7 +483,7 @@ func (c *claim) await(r *store.Request) {
 		if o.waits == 0 {
 			o.waits = p.now.At
 		}
-		if o.expires < p.leaseEnds-(p.leaseEnds-p.now.At)/4 || o.waits == p.now.At || o.missed > 0 || !slices.Equal(o.wants, wants) {
+		if o.waits == p.now.At || o.missed > 0 || !slices.Equal(o.wants, wants) {
 			o.expires, o.missed, o.wants, p.changed = p.leaseEnds, 0, wants, true
 		}
 	}

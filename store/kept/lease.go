@@ -251,10 +251,18 @@ func (t *txn) apply(l *lease, until int64, waits bool) report {
 	case o.isDone(t.book) && slices.Equal(r.settled, r.confirmed):
 		t.owners = slices.DeleteFunc(t.owners, func(o owner) bool { return o.id == l.id })
 		t.changed = true
-	case until > o.expires+(until-t.now.At)/8:
+	case until > o.expires+o.slack(t.lease):
 		o.expires, t.changed = until, true
 	}
 	return r
+}
+
+// slack returns how much of its lease an owner may have used before a transaction renews it.
+func (o *owner) slack(lease int64) int64 {
+	if slices.Max(o.held) > 0 {
+		return lease / 8
+	}
+	return lease / 2 // it only waits
 }
 
 // dropUnknown frees the bookings of an owner that its process does not know of, because no reply has come or the

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -486,16 +487,22 @@ func TestManyHolders(t *testing.T) {
 		p := places(10_000, throttle.PerSecond(1000), throttle.PerHour(1_000_000))
 		var held []*throttle.Permit
 		var failed error
+		var last *process
 		for failed == nil && len(held) < 2000 {
-			got, err := f.start(t, p, 0).TryAcquire(t.Context(), nil)
+			one := f.start(t, p, 0)
+			got, err := one.TryAcquire(t.Context(), nil)
 			if failed = err; err == nil {
-				held = append(held, got)
+				held, last = append(held, got), one
 			}
 		}
+		held = append(held, last.take(t)) // those that have a place go on
 		size := len(f.server.Value(kept.Name("places")))
 		t.Logf("%d processes, %d bytes: %v", len(held), size, failed)
-		if len(held) < 400 || size > kept.MostBytes || failed == nil || errors.Is(failed, throttle.ErrUnavailable) {
+		if len(held) <= 400 || size > kept.MostBytes || failed == nil || errors.Is(failed, throttle.ErrUnavailable) || !strings.Contains(failed.Error(), fmt.Sprintf("%d processes", len(held)-1)) {
 			t.Errorf("%d processes in %d bytes, then %v; want 400 at least, and an error that lasts", len(held), size, failed)
+		}
+		if n := len(f.server.Value(kept.Name("places"))); n != size {
+			t.Errorf("%d bytes after a refusal, want %d", n, size)
 		}
 		for _, p := range held {
 			p.Release()
@@ -506,5 +513,3 @@ func TestManyHolders(t *testing.T) {
 		}
 	})
 }
-
-var _ = fmt.Sprint

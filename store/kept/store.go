@@ -342,14 +342,14 @@ func (x *transaction) change(v View, index []int) ([]Write, error) {
 		if err != nil {
 			return nil, err
 		}
-		p := &part{txn: t, lease: q.lease, leaseEnds: t.now.At + t.lease}
+		p := &part{txn: t, lease: q.lease, leaseEnds: t.now.At + t.lease, waits: q.isWatched()}
 		if x.parts != nil && x.parts[i] != nil {
 			p.terms, p.slack, p.headroom = x.parts[i].terms, x.parts[i].slack, x.parts[i].headroom
 		}
 		if t.lost && t.grantsFrom+t.lease < t.now.At {
 			t.grantsFrom = t.now.At + t.lease/3
 		}
-		x.reported = append(x.reported, t.apply(q.lease, p.leaseEnds, q.isWatched()))
+		x.reported = append(x.reported, t.apply(q.lease, p.leaseEnds, p.waits))
 		x.applied = append(x.applied, q.applyPending(t))
 		parts[i] = p
 	}
@@ -361,17 +361,29 @@ func (x *transaction) change(v View, index []int) ([]Write, error) {
 	for i, p := range parts {
 		x.crossed = append(x.crossed, p.crossings())
 		writes[index[i]] = p.finish()
-		if v := writes[index[i]].Value; x.quotas[i].store.options.Ahead && len(v) > MostBytes {
-			return nil, fmt.Errorf("the state has %d bytes, of which %d are for %d processes that hold places or estimates, and %d at most: let fewer processes share it, or use package distributed",
-				len(v), len(appendOwners(nil, p.owners, p.last)), len(p.owners), MostBytes)
+		if err := p.checkSize(writes[index[i]].Value, x.quotas[i].store.options.Ahead); err != nil {
+			return nil, err
 		}
 	}
 	return writes, nil
 }
 
-// MostBytes is the size of the largest value of a quota that reserves ahead. Some 400 processes that hold places
-// or estimates fit.
+// MostBytes is the size of the largest value of a quota that reserves ahead. Three quarters of it may be the processes that
+// hold or wait for places or estimates, of 17 bytes each, and 4 more for each unit: some 700 if there is one unit, and 400
+// if there are four.
 const MostBytes = 1 << 14
+
+// checkSize returns an error if a value is too large, or has no room for one more process.
+func (t *txn) checkSize(value []byte, ahead bool) error {
+	switch {
+	case !ahead:
+	case len(t.owners) > t.known && len(appendOwners(nil, t.owners, t.last)) > MostBytes*3/4:
+		return fmt.Errorf("%d processes hold or wait for places or estimates of the quota, and its value has no room for more: let fewer processes share it, or use package distributed", t.known)
+	case len(value) > MostBytes:
+		return fmt.Errorf("the value of the quota has %d bytes, and %d at most: use shorter windows, or package distributed", len(value), MostBytes)
+	}
+	return nil
+}
 
 // remembers returns what the process knows of the state.
 func (e *entry) remembers() *known {

@@ -23,6 +23,8 @@ type txn struct {
 	kinds []int64
 	// lease is the length of a lease, in µs.
 	lease int64
+	// size is the length of the value, and known the number of owners in it that live.
+	size, known int
 	// whole is the plan's ledger with the bookings, or nil while it is not needed.
 	whole *algorithms.Ledger
 
@@ -58,6 +60,7 @@ func begin(value []byte, wall int64, q *quota) (*txn, error) {
 	t.pauseLeases(t.lease)
 	t.commit()
 	t.expireOwners()
+	t.size, t.known = len(value), len(t.owners)
 	return t, nil
 }
 
