@@ -36,6 +36,8 @@ type part struct {
 	lease *lease
 	// leaseEnds is when the lease ends if this transaction renews it.
 	leaseEnds int64
+	// waits reports that callers of the process wait.
+	waits bool
 	// terms are those of the reservations, and slack by how much shorter they may be valid.
 	terms timing.Terms
 	slack time.Duration
@@ -245,21 +247,34 @@ func (p *part) admits(from int64, cost []int64, headroom int64) (at int64, tier 
 		l, m = &later, p.moment(from)
 	}
 	at, tier = l.Earliest(m, algorithms.Request{Cost: cost, Headroom: headroom})
-	if at >= algorithms.Latest || p.plan.Exhausted(tier) {
+	switch {
+	case at >= algorithms.Latest || p.plan.Exhausted(tier):
 		return at, tier
+	case at > p.now.At && p.hasGuests(cost):
+		return algorithms.Latest, tier
 	}
 	if all := p.spread(cost); p.isHeld(all) {
-		if p.grantsFrom > at {
-			return p.grantsFrom, -1
+		if p.grantsFrom > p.now.At { // not even ahead: others have not reported what they hold
+			return algorithms.Latest, p.holdingTier()
 		}
 		if p.ahead != nil {
 			with := p.of(p.own, sum(all, p.ahead))
 			if e, t := l.Earliest(m, algorithms.Request{Cost: with}); e >= algorithms.Latest {
+				p.miss(p.lease)
 				return e, t
 			}
 		}
 	}
 	return at, tier
+}
+
+// holdingTier returns the first tier of a unit that the plan holds.
+func (p *part) holdingTier() int {
+	i := 0
+	for !p.plan.Holds(p.plan.UnitOf(i)) {
+		i++
+	}
+	return i
 }
 
 func sum(a, b []int64) []int64 {
@@ -322,7 +337,7 @@ func (c *claim) beginTurn(r *store.Request, at int64) {
 
 // roomInBook returns how many requests the process may book, so that the rest of the book is left to others.
 func (p *part) roomInBook() int {
-	return min((mostBooked-len(p.book))/16, (mostRuns-runs(p.book))/4)
+	return min((mostBooked-len(p.book))/16, (mostRuns-runs(p.book))/4, (MostBytes-MostBytes/16-p.size)/32)
 }
 
 // admit reserves a request, and sets its result.
@@ -343,9 +358,9 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 		if early := sendFrom - got.at; early > 0 && b.guard > 0 {
 			b.guard += early
 		}
-		if p.isHeld(b.cost) || b.at > p.leaseEnds {
+		if p.hasOwner(b.cost, b.at) {
 			o := p.ownerOf(p.lease)
-			b.owner, o.expires, o.waits = o.id, max(o.expires, p.leaseEnds), 0
+			b.owner, o.expires, o.waits, o.missed = o.id, max(o.expires, p.leaseEnds), 0, 0
 		}
 		if free != nil {
 			b.guard = min(b.guard, p.book[free[i]].guard)
@@ -358,6 +373,7 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 		}
 		got.guards = append(got.guards, b.guard)
 		c.startProbe(p, r, got)
+		p.ahead = p.wantedBefore(p.lease) // the others have a turn
 	}
 	if c.room--; got.at <= c.parts[0].now.At {
 		return
@@ -410,7 +426,7 @@ func (p *part) reserve(b booking) (f algorithms.Flight) {
 	if b.at <= p.now.At {
 		return p.charge(&b)
 	}
-	p.chargeTo(p.total(), p.own, &b)
+	p.chargeTo(p.total(), p.own, &b, p.owner(b.owner), true)
 	p.book, p.changed = append(p.book, b), true
 	return 0
 }
@@ -454,21 +470,24 @@ func (c *claim) startProbe(p *part, r *store.Request, got *result) {
 func (c *claim) await(r *store.Request) {
 	costs := c.costs(r)
 	for i, p := range c.parts {
-		wants := p.spread(costs[i])
-		if p.lease == nil || r.IsDryRun() || r.MaxWait == 0 || !p.isHeld(wants) {
+		wants := slices.Clone(p.spread(costs[i]))
+		if !p.waits || r.IsDryRun() || r.MaxWait == 0 || !p.isHeld(wants) {
 			continue
 		}
 		o := p.ownerOf(p.lease)
-		if o.expires < p.leaseEnds-(p.leaseEnds-p.now.At)/4 {
-			o.expires, p.changed = p.leaseEnds, true
+		for u := range wants {
+			if p.kinds[u] == 0 {
+				wants[u] = 0
+			}
 		}
 		if o.waits == 0 {
-			o.waits, o.wants, p.changed = p.now.At, make([]int64, len(wants)), true
-			for u, n := range wants {
-				if p.holds[u] {
-					o.wants[u] = n
-				}
-			}
+			o.waits = p.now.At
+		}
+		if o.waits == p.now.At || o.missed > 0 || !slices.Equal(o.wants, wants) {
+			o.expires, o.missed, o.wants, p.changed = p.leaseEnds, 0, wants, true
 		}
 	}
 }
+
+// hasOwner reports whether a request of a cost that goes at an instant has an owner.
+func (p *part) hasOwner(cost []int64, at int64) bool { return p.isHeld(cost) || at > p.leaseEnds }

@@ -59,13 +59,11 @@ func (t *trip) make(ctx context.Context) (got []store.Decision, err error) {
 	for _, q := range t.quotas {
 		t.x.quotas = append(t.x.quotas, q.quota)
 	}
-	t.x.prepare, t.x.decide = t.prepare, t.decide
+	t.x.prepare, t.x.decide, t.x.granted = t.prepare, t.decide, func() { got = t.decisions() }
 	limited, cancel := context.WithTimeout(ctx, s.options.Timeout)
 	defer cancel()
-	if err := s.run(limited, &t.x); err != nil {
-		return nil, err
-	}
-	return t.decisions(), nil
+	err = s.run(limited, &t.x)
+	return got, err
 }
 
 // prepare sets the terms, before the transaction is sent.
@@ -136,7 +134,7 @@ func (t *trip) decision(r store.Request, res *result) store.Decision {
 	}
 	switch notBefore := p.pause.Until; {
 	case res.at >= algorithms.Latest:
-		d.Wait = t.pollAfter()
+		d.Wait = max(t.pollAfter(), p.now.Until(p.grantsFrom))
 	case res.at == notBefore && notBefore > p.now.At:
 		d.Wait = q.timing.BeforeEnd(d.Wait)
 	case r.YieldFor > 0:
@@ -150,25 +148,24 @@ func (t *trip) decision(r store.Request, res *result) store.Decision {
 	return d
 }
 
-// The bounds of the time between two looks of a process that waits for places.
+// The bounds of the time between two looks of a process that waits for places. The longest is half of mostMissed.
 const (
 	leastPoll = 10 * time.Millisecond
-	mostPoll  = 500 * time.Millisecond
+	mostPoll  = time.Second
 )
 
 // pollAfter returns when to ask again for places or estimates: the sooner the fewer processes have waited
 // longer.
 func (t *trip) pollAfter() time.Duration {
-	before := 0
+	before := 1
 	for _, p := range t.x.parts {
-		own := p.owner(p.lease.id)
-		for _, o := range p.owners {
-			if own == nil || o.waits > 0 && o.waits < own.waits {
+		for i := range p.owners {
+			if p.before(&p.owners[i], p.lease) {
 				before++
 			}
 		}
 	}
-	return min(mostPoll, time.Duration(1+before)*max(leastPoll, 2*t.quotas[0].timing.UsualTrip()))
+	return min(mostPoll, max(time.Duration(before*before)*leastPoll, t.quotas[0].timing.UsualTrip()))
 }
 
 func (t *trip) answer(i int) timing.Answer {
@@ -190,8 +187,11 @@ func (t *trip) admitted(r store.Request, res *result) store.Decision {
 		own := t.reservation(i, res, cost[:n:n])
 		charged := slices.ContainsFunc(own.Cost, func(n int64) bool { return n > 0 })
 		if charged {
-			q.lease.add(own.At, own.Cost)
-			q.renewFor(p, &own)
+			owned := p.hasOwner(p.spread(own.Cost), own.At)
+			q.lease.add(own.State, own.At, own.Cost, owned)
+			if owned {
+				q.lease.lastsUntil(own.Start)
+			}
 		}
 		if own.Start.After(all.Start) {
 			all.Start = own.Start
@@ -242,23 +242,6 @@ func (t *trip) reservation(i int, res *result, cost []int64) store.Reservation {
 // time for the answer and little more: the process whose lead is longer has its turn more often.
 func (q *reserving) lead(wait time.Duration) time.Duration {
 	return 5*q.timing.UsualTrip()/4 + time.Millisecond + min(wait/16, 10*time.Millisecond)
-}
-
-// renewFor makes sure that a reservation keeps its lease, if it has one.
-func (q *reserving) renewFor(p *part, r *store.Reservation) {
-	if p.isHeld(p.spread(r.Cost)) {
-		q.renewLater()
-		return
-	}
-	if r.At <= p.leaseEnds {
-		return
-	}
-	q.lease.mu.Lock()
-	if r.Start.After(q.lease.far) {
-		q.lease.far = r.Start
-	}
-	q.lease.mu.Unlock()
-	q.renewLater()
 }
 
 // trackProbe keeps the others waiting for the response to a probe for as long as this process lives, and lets them
@@ -473,16 +456,18 @@ func (q *reserving) Cancel(reserved []store.Decision) {
 
 // giveBack returns what a reservation holds and its time. unused reports that no caller has used it.
 func (q *reserving) giveBack(d store.Decision, cost []int64, unused bool) {
-	q.lease.end(q.plan, cost, nil, false)
-	q.lease.end(q.plan, cost, nil, true)
 	q.endProbe(d, false)
 	r := d.Reservation
-	if r == nil || !timing.RefundableUntil(r, unused).After(time.Now()) {
+	if r == nil {
+		return
+	}
+	booked := q.lease.giveBack(q.plan, r.At, cost)
+	if !timing.RefundableUntil(r, unused).After(time.Now()) {
 		return
 	}
 	q.enqueue(func(t *txn) {
 		if t.birth == r.State {
-			t.refund(q.plan, r, cost)
+			t.refund(q.plan, r, cost, booked)
 		}
 	})
 }
@@ -510,12 +495,8 @@ func (q *reserving) Unanswered(d store.Decision, cost []int64) {
 
 // Leave gives up the place of this process among those that wait for places or estimates, if it has one.
 func (q *reserving) Leave() {
-	q.enqueue(func(t *txn) {
-		if o := t.owner(q.lease.id); o != nil && o.waits > 0 && !q.isWatched() {
-			o.waits, t.changed = 0, true
-		}
-	})
 	if q.given.Concurrent() || q.given.Estimates() {
+		q.lease.doubt()
 		q.reportSoon()
 	}
 }
