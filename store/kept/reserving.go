@@ -355,7 +355,7 @@ func (t *trip) isLate(got []store.Decision, tries int) (late bool, delay time.Du
 		return false, 0, nil
 	}
 	for _, d := range got {
-		if d.Reservation != nil && !d.Reservation.Expired(t.x.got) {
+		if r := d.Reservation; r != nil && !r.Expired(t.x.got) && !r.End.Before(r.Start) {
 			return false, 0, nil
 		}
 	}

@@ -319,7 +319,7 @@ func (x *transaction) change(v View, index []int) ([]Write, error) {
 	x.view, x.applied, x.reported, x.crossed = v, nil, nil, nil
 	parts := make([]*part, len(x.quotas))
 	for i, q := range x.quotas {
-		t, err := begin(v.Values[index[i]], v.Wall, q)
+		t, err := begin(v.Values[index[i]], v, q)
 		if err != nil {
 			return nil, err
 		}
