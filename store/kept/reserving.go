@@ -59,13 +59,22 @@ func (t *trip) make(ctx context.Context) (got []store.Decision, err error) {
 	for _, q := range t.quotas {
 		t.x.quotas = append(t.x.quotas, q.quota)
 	}
-	t.x.prepare, t.x.decide = t.prepare, t.decide
+	if t.x.prepare, t.x.decide = t.prepare, t.decide; t.quotas[0].hasFailed() { // then a reply that is lost costs one request
+		t.requests = t.requests[:1]
+	}
 	limited, cancel := context.WithTimeout(ctx, s.options.Timeout)
 	defer cancel()
 	if err := s.run(limited, &t.x); err != nil {
 		return nil, err
 	}
 	return t.decisions(), nil
+}
+
+// hasFailed reports whether the last transaction failed.
+func (e *entry) hasFailed() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.failed
 }
 
 // prepare sets the terms, before the transaction is sent.
