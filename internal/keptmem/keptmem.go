@@ -117,10 +117,14 @@ func (c *Client) Update(ctx context.Context, names [][]byte, change func(kept.Vi
 	if err := c.isAway(); err != nil {
 		return err
 	}
+	unlock := func() {}
+	defer func() { unlock() }()
 	for i, name := range names {
 		select {
 		case s.lock(name) <- struct{}{}:
-			defer func() { <-s.lock(name) }()
+			unlock = func(before func()) func() {
+				return func() { <-s.lock(name); before() }
+			}(unlock)
 		case <-ctx.Done():
 			return fmt.Errorf("keptmem: lock %d: %w: %w", i, store.ErrUnavailable, ctx.Err())
 		}
@@ -145,6 +149,8 @@ func (c *Client) Update(ctx context.Context, names [][]byte, change func(kept.Vi
 		return err
 	}
 	lost := s.write(names, writes)
+	unlock()
+	unlock = func() {}
 	time.Sleep(c.way)
 	if lost {
 		return fmt.Errorf("keptmem: no reply: %w", store.ErrUnavailable)

@@ -128,7 +128,7 @@ func (s *state) giveBack(want *booking) bool {
 func (s *state) takeFree(from int64, cost []int64, guard, slack int64) int {
 	for i := range s.book {
 		b := &s.book[i]
-		if b.free && b.at >= from && b.guard >= guard-slack && fits(cost, b.cost) {
+		if b.free && b.at >= max(from, s.takesFrom) && b.guard >= guard-slack && fits(cost, b.cost) {
 			return i
 		}
 	}

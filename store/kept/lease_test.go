@@ -77,8 +77,8 @@ func (f *fleet) free(t testing.TB, p throttle.Policy) (n int) {
 	return len(got)
 }
 
-// A storm is processes whose callers take places, and what happens to them.
-type storm struct {
+// A stormOfPlaces is processes whose callers take places, and what happens to them.
+type stormOfPlaces struct {
 	fleet
 	*testing.T
 	limit   int64
@@ -91,7 +91,7 @@ type storm struct {
 }
 
 // call takes a place again and again.
-func (s *storm) call(p *process, r *rand.Rand) {
+func (s *stormOfPlaces) call(p *process, r *rand.Rand) {
 	for s.ctx.Err() == nil {
 		ctx, cancel := context.WithTimeout(s.ctx, time.Duration(r.Int64N(int64(3*sec))))
 		acquire := p.Acquire
@@ -118,7 +118,7 @@ func (s *storm) call(p *process, r *rand.Rand) {
 }
 
 // fault is one of the things that happen to a fleet. It lasts for a random time.
-func (s *storm) fault(r *rand.Rand, all []*process) {
+func (s *stormOfPlaces) fault(r *rand.Rand, all []*process) {
 	length := time.Duration(r.Int64N(int64(3 * sec)))
 	switch r.IntN(7) {
 	case 0:
@@ -150,7 +150,7 @@ func (s *storm) fault(r *rand.Rand, all []*process) {
 func TestPlacesAreBounded(t *testing.T) {
 	for seed := range uint64(25) {
 		synctest.Test(t, func(t *testing.T) {
-			s := &storm{fleet: *newFleet(t), T: t, limit: 4}
+			s := &stormOfPlaces{fleet: *newFleet(t), T: t, limit: 4}
 			s.policy = places(s.limit, throttle.Tier{Limit: int64(1 + seed%4), Window: sec, Algorithm: throttle.TokenBucket, Burst: 6})
 			ctx, cancel := context.WithTimeout(t.Context(), 90*sec)
 			defer cancel()

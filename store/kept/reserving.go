@@ -60,10 +60,20 @@ func (t *trip) make(ctx context.Context) (got []store.Decision, err error) {
 		t.x.quotas = append(t.x.quotas, q.quota)
 	}
 	t.x.prepare, t.x.decide, t.x.granted = t.prepare, t.decide, func() { got = t.decisions() }
+	if t.quotas[0].hasFailed() { // then a reply that is lost costs one request
+		t.requests = t.requests[:1]
+	}
 	limited, cancel := context.WithTimeout(ctx, s.options.Timeout)
 	defer cancel()
 	err = s.run(limited, &t.x)
 	return got, err
+}
+
+// hasFailed reports whether the last transaction failed.
+func (e *entry) hasFailed() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.failed
 }
 
 // prepare sets the terms, before the transaction is sent.
@@ -338,7 +348,7 @@ func (t *trip) isLate(got []store.Decision, tries int) (late bool, delay time.Du
 		return false, 0, nil
 	}
 	for _, d := range got {
-		if d.Reservation != nil && !d.Reservation.Expired(t.x.got) {
+		if r := d.Reservation; r != nil && !r.Expired(t.x.got) && !r.End.Before(r.Start) {
 			return false, 0, nil
 		}
 	}

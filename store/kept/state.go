@@ -30,6 +30,9 @@ type state struct {
 	birth, revision int64
 	// grantsFrom is the instant before which no places and estimates are granted.
 	grantsFrom int64
+	// takesFrom is the instant before which no free booking is taken over: the keeper's clock was set back, and
+	// those who made the bookings around it may not know that.
+	takesFrom int64
 	// level is the number of consecutive back-offs.
 	level uint8
 	// ledgers are those of the plans in use. Every request is charged to all of them.
@@ -113,7 +116,7 @@ func (s *state) encode() []byte {
 
 // appendRest appends what format 3 has beyond the numbers.
 func (s *state) appendRest(b []byte) []byte {
-	for _, n := range []int64{s.birth, s.revision, s.grantsFrom, int64(s.level), int64(len(s.ledgers))} {
+	for _, n := range []int64{s.birth, s.revision, s.grantsFrom, s.takesFrom, int64(s.level), int64(len(s.ledgers))} {
 		b = binary.AppendVarint(b, n)
 	}
 	for i := range s.ledgers {
@@ -160,7 +163,7 @@ func parse(b []byte) (s state, err error) {
 
 // readRest reads what format 3 has beyond the numbers.
 func (s *state) readRest(r *reader) {
-	s.birth, s.revision, s.grantsFrom, s.level = r.number(), r.number(), r.number(), uint8(r.number())
+	s.birth, s.revision, s.grantsFrom, s.takesFrom, s.level = r.number(), r.number(), r.number(), r.number(), uint8(r.number())
 	for range r.count() {
 		s.ledgers = append(s.ledgers, record{text: string(r.bytes()), used: r.number(), data: r.bytes()})
 	}

@@ -98,6 +98,8 @@ type entry struct {
 	crossed []algorithms.Crossing
 	// probes are the epochs whose probes wait for a response.
 	probes map[int64]struct{}
+	// failed reports that the last transaction failed. It may have reserved.
+	failed bool
 	// reporting reports that a transaction is about to report, and renewing that one is to renew the lease.
 	reporting, renewing bool
 	// failing is since when transactions have failed for reasons that may not pass.
@@ -279,9 +281,8 @@ func (s *Store) run(ctx context.Context, x *transaction) (err error) {
 	}
 	err = s.keeper.Update(ctx, names, func(v View) ([]Write, error) { return x.change(v, index) })
 	x.got = time.Now()
-	s.link.Trip.Add(x.got.Sub(x.sent))
 	for i, q := range x.quotas {
-		q.dropPending(x.appliedTo(i))
+		q.dropPending(x.appliedTo(i), err != nil)
 	}
 	if prefix := s.options.Name + ": "; err != nil {
 		for _, q := range x.quotas {
@@ -292,6 +293,7 @@ func (s *Store) run(ctx context.Context, x *transaction) (err error) {
 		}
 		return err
 	}
+	s.link.Trip.Add(x.got.Sub(x.sent)) // of no call that failed: a hanging keeper says nothing about the next one
 	for i, q := range x.quotas {
 		q.record(x.parts[i], x, i)
 	}
@@ -338,7 +340,7 @@ func (x *transaction) change(v View, index []int) ([]Write, error) {
 	x.view, x.applied, x.reported, x.crossed = v, nil, nil, nil
 	parts := make([]*part, len(x.quotas))
 	for i, q := range x.quotas {
-		t, err := begin(v.Values[index[i]], v.Wall, q)
+		t, err := begin(v.Values[index[i]], v, q)
 		if err != nil {
 			return nil, err
 		}
@@ -406,8 +408,9 @@ func (e *entry) applyPending(t *txn) int {
 
 // dropPending forgets the changes that were applied. It does so after a failed transaction too, because the outcome
 // of a failed transaction is unknown.
-func (e *entry) dropPending(applied int) {
+func (e *entry) dropPending(applied int, failed bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.failed = failed
 	e.pending = slices.Delete(e.pending, 0, min(applied, len(e.pending)))
 }

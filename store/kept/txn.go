@@ -37,8 +37,8 @@ type txn struct {
 // idleRecord is how long a plan without decisions keeps a ledger of its own beside others, in µs.
 const idleRecord = 60_000_000
 
-// begin reads a value of a quota at a time of the keeper's clock.
-func begin(value []byte, wall int64, q *quota) (*txn, error) {
+// begin reads a value of a quota.
+func begin(value []byte, v View, q *quota) (*txn, error) {
 	t, known := &txn{plan: q.plan}, q.remembers()
 	if value != nil {
 		var err error
@@ -49,7 +49,8 @@ func begin(value []byte, wall int64, q *quota) (*txn, error) {
 			return nil, err
 		}
 	}
-	t.now, t.changed = t.state.now(wall, known.at)
+	t.now, t.changed = t.state.now(v.Wall, known.at)
+	t.checkClock(q.clock.Shows(v.Sent))
 	if q.store.options.Ahead {
 		t.findLoss(value != nil, known)
 	}
@@ -62,6 +63,18 @@ func begin(value []byte, wall int64, q *quota) (*txn, error) {
 	t.expireOwners()
 	t.size, t.known = len(value), len(t.owners)
 	return t, nil
+}
+
+// checkClock compares the clock with the earliest time that it may show by the process's estimate. If that is later,
+// the keeper's clock was set back, by less than has passed since the last transaction. The offset then changes a little,
+// so that all processes notice.
+func (t *txn) checkClock(shows int64) {
+	if shows > t.now.At {
+		t.now.At, t.offset, t.changed = t.now.At+1, t.offset+1, true
+	}
+	if t.changed {
+		t.takesFrom = t.frontier().At
+	}
 }
 
 // findLoss finds out whether the state is another than the process knew. It restores the pause that the
