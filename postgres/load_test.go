@@ -2,6 +2,7 @@ package postgres_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"strconv"
 	"sync"
@@ -54,10 +55,8 @@ func (l load) run(t testing.TB, s *pgtest.Server) (u usage) {
 		limiters = append(limiters, limiter)
 	}
 	s.Exec("CHECKPOINT")
-	transactions.Store(0)
-	ctx, cancel := context.WithTimeout(t.Context(), l.length)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	before, start := s.WALBytes(), time.Now()
 	var wg sync.WaitGroup
 	for _, limiter := range limiters {
 		for range l.callers {
@@ -68,8 +67,16 @@ func (l load) run(t testing.TB, s *pgtest.Server) (u usage) {
 			})
 		}
 	}
+	time.Sleep(2 * time.Second) // while they use the burst
+	for _, n := range []*atomic.Int64{&admissions, &transactions, &failed} {
+		n.Store(0)
+	}
+	before, start := s.WALBytes(), time.Now()
+	time.Sleep(l.length)
+	u = usage{float64(admissions.Load()), float64(transactions.Load()), float64(failed.Load()), float64(s.WALBytes() - before), time.Since(start)}
+	cancel()
 	wg.Wait()
-	return usage{float64(admissions.Load()), float64(transactions.Load()), float64(failed.Load()), float64(s.WALBytes() - before), time.Since(start)}
+	return u
 }
 
 // busy are policies of 1,000 requests a second, by what keeps them.
@@ -82,6 +89,27 @@ func busy() map[string]throttle.Policy {
 		}
 	}
 	return policies
+}
+
+var tableFor = flag.Duration("table", 10*time.Second, "how long TestTableStaysSmall runs")
+
+// TestTableStaysSmall has several quotas of four processes that together admit 500 requests a second, some of them in
+// a transaction each.
+func TestTableStaysSmall(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Start(t)
+	var wg sync.WaitGroup
+	for i := range 5 {
+		policy := throttle.Policy{Name: fmt.Sprint("quota ", i), Guard: throttle.NoGuard, Tiers: []throttle.Tier{throttle.PerSecond(100)}}
+		wg.Go(func() { load{processes: 4, callers: 1 + i, policy: policy, length: *tableFor}.run(t, s) })
+	}
+	wg.Wait()
+	size, _ := strconv.Atoi(s.Exec("SELECT pg_total_relation_size('throttle_quota')"))
+	updates := s.Exec("SELECT n_tup_upd || ' updates, of which ' || n_tup_hot_upd || ' in their pages, ' || autovacuum_count || ' times vacuumed' FROM pg_stat_user_tables")
+	t.Logf("%d bytes after %v: %s", size, *tableFor, updates)
+	if size > 1<<20 {
+		t.Errorf("the table has %d bytes", size)
+	}
 }
 
 // BenchmarkBusyQuota measures what a quota of 1,000/s takes of the server, for so many processes and callers in each.

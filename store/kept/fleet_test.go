@@ -20,10 +20,12 @@ import (
 type fleet struct {
 	server *keptmem.Server
 	stores []*kept.Store
+	// flight is the longest time from an admission to the arrival at the provider.
+	flight time.Duration
 }
 
 func newFleet(t testing.TB, ways ...time.Duration) *fleet {
-	f := &fleet{server: keptmem.New()}
+	f := &fleet{server: keptmem.New(), flight: 10 * time.Millisecond}
 	for _, way := range ways {
 		f.stores = append(f.stores, kept.New(f.server.Client(way), kept.Options{Name: "kept", Ahead: true}))
 	}
@@ -51,7 +53,7 @@ func (f *fleet) run(t testing.TB, p throttle.Policy, callers int, length time.Du
 			wg.Go(func() {
 				time.Sleep(rand.N(time.Second))
 				for l.Wait(ctx) == nil {
-					time.Sleep(rand.N(10 * time.Millisecond))
+					time.Sleep(rand.N(f.flight))
 					mu.Lock()
 					arrived[i] = append(arrived[i], time.Now())
 					mu.Unlock()
@@ -116,5 +118,28 @@ func TestFleetSharesQuota(t *testing.T) {
 	}
 	if slices.Min(all)*100 < slices.Max(all)*85 {
 		t.Errorf("requests by process: %v", all)
+	}
+}
+
+// TestBusyFleetNeedsFewTransactions has as many callers in one process and in several.
+func TestBusyFleetNeedsFewTransactions(t *testing.T) {
+	for _, c := range []struct{ processes, callers, most int }{{1, 64, 60}, {16, 4, 300}} {
+		for _, a := range []throttle.Algorithm{throttle.GCRA, throttle.TokenBucket} {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(t, slices.Repeat([]time.Duration{250 * time.Microsecond}, c.processes)...)
+				f.flight = 100 * time.Microsecond
+				policy := throttle.Policy{Name: "busy", Guard: throttle.NoGuard, Tiers: []throttle.Tier{{Limit: 1000, Window: time.Second, Algorithm: a}}}
+				f.run(t, policy, c.callers, 3*time.Second) // uses the burst
+				before, _, _ := f.server.Count()
+				const seconds = 10
+				n := len(slices.Concat(f.run(t, policy, c.callers, seconds*time.Second)...))
+				updates, _, _ := f.server.Count()
+				updates -= before
+				t.Logf("%v, %d processes: %d requests/s, %d transactions/s", a, c.processes, n/seconds, updates/seconds)
+				if updates > c.most*seconds || n < 970*seconds {
+					t.Errorf("%v, %d processes: %d transactions for %d requests in %d s", a, c.processes, updates, n, seconds)
+				}
+			})
+		}
 	}
 }
