@@ -129,7 +129,8 @@ type Reservation struct {
 	Start time.Time
 	// End is the latest time at which the request may be sent. Then the reservation expires.
 	End time.Time
-	// Again is when to ask for more reservations behind this one.
+	// Again is when to ask for more reservations behind this one: before Start, or a little later if
+	// callers are about to come back.
 	Again time.Time
 	// At is Start by the store's clock, in microseconds.
 	At int64

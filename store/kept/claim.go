@@ -54,7 +54,7 @@ type result struct {
 	tier int
 	// at is when the request may go, or never.
 	at int64
-	// nth counts the requests that go at the same instant, from 1, or is zero.
+	// nth counts the requests of all processes that go at the same instant, from 1, or is zero.
 	nth int64
 	// probe reports that the request is a probe.
 	probe bool
@@ -72,8 +72,6 @@ type turn struct {
 	part, tier int
 	// left is the amount that the process may still reserve in that tier.
 	left int64
-	// instant is the last instant that is reserved, and nth counts the requests there.
-	instant, nth int64
 }
 
 // soonEnds is how long before the end of a pause requests are reserved behind it, in µs.
@@ -331,7 +329,7 @@ func (c *claim) beginTurn(r *store.Request, at int64) {
 	}
 	t.left = math.MaxInt64
 	if window > 0 {
-		t.left = int64(float64(tier.Limit) * c.horizon.Seconds() / window.Seconds())
+		t.left = int64(math.RoundToEven(float64(tier.Limit) * c.horizon.Seconds() / window.Seconds()))
 	}
 }
 
@@ -385,10 +383,7 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 	if t.tier >= 0 {
 		t.left -= c.amount(r)
 	}
-	if t.nth++; got.at != t.instant {
-		t.instant, t.nth = got.at, 1
-	}
-	got.nth = t.nth
+	got.nth = c.parts[0].bookedAt(c.there(c.parts[0], got.at))
 }
 
 // ends returns the tier that ends an instant: it refuses the first of the requests like one that do not fit

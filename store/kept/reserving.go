@@ -117,8 +117,27 @@ func (t *trip) decisions() (got []store.Decision) {
 	for i, r := range t.results {
 		got = append(got, t.decision(t.requests[i], &r))
 	}
+	t.gather(got)
 	return got
 }
+
+// gather lets the process ask again when all of its callers have come back, if no other one waits and the times of other
+// processes come first. Otherwise a few callers would need a transaction each.
+func (t *trip) gather(got []store.Decision) {
+	if len(got) < len(t.requests) || len(got) == 0 {
+		return
+	}
+	first, last := got[0].Reservation, got[len(got)-1].Reservation
+	if first == nil || last == nil {
+		return
+	}
+	if wait := first.Start.Sub(t.x.got); wait > 2*last.Start.Sub(last.Again) {
+		last.Again = last.Start.Add(min(wait/16, gathering))
+	}
+}
+
+// gathering is how long callers take to come back at most.
+const gathering = 2 * time.Millisecond
 
 func (t *trip) decision(r store.Request, res *result) store.Decision {
 	q := t.quotas[0]
@@ -244,14 +263,26 @@ func (t *trip) reservation(i int, res *result, cost []int64) store.Reservation {
 	}
 	own := q.timing.Reservation(&a, at, max(1, res.nth), shorter)
 	own.Clock, own.Cost, own.State, own.Guard = p.offset, cost, p.birth, guard
-	own.Again = own.Start.Add(-q.lead(max(0, own.Start.Sub(t.x.got))))
+	own.Again = own.Start.Add(-q.lead(max(0, own.Start.Sub(t.x.got)), res.nth))
 	return own
 }
 
-// lead returns how long before a reservation that is a wait away the process asks for the next ones. It leaves
-// time for the answer and little more: the process whose lead is longer has its turn more often.
-func (q *reserving) lead(wait time.Duration) time.Duration {
-	return 5*q.timing.UsualTrip()/4 + time.Millisecond + min(wait/16, 10*time.Millisecond)
+// A process asks for its next reservations ahead before its last one comes, by the server's clock, if it has waited long
+// enough, and by apart earlier for each place that it is ahead of others at one instant.
+const (
+	ahead = 100 * time.Millisecond
+	apart = 4 * time.Millisecond
+)
+
+// lead returns how long before a reservation that is a wait away, the nth at its instant, the process asks for the
+// next ones. It leaves time for the answer. The first process to ask gets the earliest times. If those that are far from
+// the server asked earlier than others, they would have more turns, so all ask as early as a distant one must,
+// unless their waits are short. The start of a reservation is up to a quarter of a trip late, and the request is under
+// way for another quarter.
+func (q *reserving) lead(wait time.Duration, nth int64) time.Duration {
+	trip := q.timing.UsualTrip()
+	answer := 5*trip/4 + time.Millisecond + min(wait/16, 10*time.Millisecond)
+	return max(answer, trip/2+min(wait/4, ahead)) + min(wait/256, apart)*time.Duration(max(0, 8-nth))
 }
 
 // trackProbe keeps the others waiting for the response to a probe for as long as this process lives, and lets them
