@@ -49,6 +49,8 @@ type crew struct {
 	configure func(*pgxpool.Config) // may be nil
 	// expects reports that callers may receive an error. If nil, they receive none.
 	expects func(error) bool
+	// pooled reports that a pooler keeps connections to the server.
+	pooled bool
 }
 
 // A fleet simulates three processes in one: its members share nothing but the server.
@@ -95,7 +97,7 @@ func startFleet(t *testing.T, db *pgtest.Database, c crew) *fleet {
 			t.Fatal(err)
 		}
 		t.Cleanup(pool.Close)
-		if i == 0 {
+		if i == 0 { // if the table exists, no right to create one is needed
 			if err := Migrate(t.Context(), pool, Options{Table: c.options.Table, Timeout: patient}); err != nil {
 				t.Fatal(err)
 			}
@@ -264,6 +266,9 @@ func (f *fleet) checkNothingLeft() {
 		waitUntil(f.t, "the store uses no connection of the pool", func() bool { return m.pool.Stat().AcquiredConns() == 0 })
 		m.pool.Close()
 	}
+	if f.crew.pooled {
+		return
+	}
 	waitUntil(f.t, "the server has no connection of the fleet", func() bool {
 		return f.db.Exec("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fleet' AND datname = current_database()") == "0"
 	})
@@ -289,12 +294,13 @@ func (f *fleet) checkUnavailable(causes ...string) {
 	}
 }
 
-// waitUntilQuiet waits until nothing has been admitted for a while.
-func (f *fleet) waitUntilQuiet(what string) {
+// checkErrors checks that callers get the errors that the crew expects.
+func (f *fleet) checkErrors() {
 	f.t.Helper()
-	waitUntil(f.t, what, func() bool {
-		now := time.Now()
-		return f.between(now.Add(-time.Second), now) == 0
+	waitUntil(f.t, "callers get the error", func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.expected >= callers
 	})
 }
 

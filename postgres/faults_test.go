@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -162,7 +163,7 @@ func failover(t *testing.T) {
 func bouncerRestarts(t *testing.T) {
 	db := pgtest.Shared(t)
 	b := db.PgBouncer("default_pool_size = 3", "server_login_retry = 1")
-	f := startFleet(t, db, crew{url: to(b.URL()), options: Options{PollOnly: true}})
+	f := startFleet(t, db, crew{url: to(b.URL()), options: Options{PollOnly: true}, pooled: true})
 	b.RestartPgBouncer()
 	f.finish("PgBouncer restarts", time.Now(), 0)
 }
@@ -178,16 +179,13 @@ func tableDropped(t *testing.T) {
 	db := pgtest.Shared(t)
 	f := startFleet(t, db, crew{url: to(db.URL()), expects: isFinal("call Migrate")})
 	db.Exec("DROP TABLE throttle_quota")
-	f.waitUntilQuiet("nothing is admitted without a table")
+	f.checkErrors()
 	if err := Migrate(t.Context(), f.members[0].pool, Options{Timeout: patient}); err != nil {
 		t.Fatal(err)
 	}
 	over := time.Now()
 	f.checkLost()
 	f.finish("DROP TABLE, Migrate", over, lossy)
-	if f.expected == 0 {
-		t.Error("no caller got an error")
-	}
 }
 
 func rowsGone(t *testing.T) {
@@ -228,7 +226,7 @@ func diskFull(t *testing.T) {
 	f := startFleet(t, &s.Database, crew{url: to(s.URL()), options: Options{Sync: true}})
 	s.LimitFiles(0)
 	began := time.Now()
-	f.waitUntilQuiet("nothing is admitted when the disk is full")
+	f.checkUnavailable("the database system is", "the disk of the server is full", "File too large", "connection refused", "EOF", "reset")
 	s.LimitFiles(-1)
 	if !s.Answers() {
 		s.Restart()
@@ -236,19 +234,14 @@ func diskFull(t *testing.T) {
 	f.finish(fmt.Sprintf("the disk is full for %v", time.Since(began).Round(time.Second)), time.Now(), 0)
 }
 
-// set changes a setting of the database for new sessions, and ends those of the fleet.
-func set(db *pgtest.Database, setting string) {
-	name := db.Exec("SELECT current_database()")
-	if value := "ALTER DATABASE " + name + " SET " + setting; setting != "" {
-		db.Exec(value)
-	} else {
-		db.Exec("ALTER DATABASE " + name + " RESET ALL")
-	}
-	endSessions(db)
+// set changes a setting of the fleet's role in the database for new sessions, and ends those of the fleet.
+func set(admin *pgtest.Database, role, setting string) {
+	admin.Exec("ALTER ROLE " + role + " IN DATABASE " + admin.Exec("SELECT current_database()") + " " + setting)
+	endSessions(admin)
 }
 
-func endSessions(db *pgtest.Database) {
-	db.Exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'fleet' AND datname = current_database()")
+func endSessions(admin *pgtest.Database) {
+	admin.Exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'fleet' AND datname = current_database()")
 }
 
 func settingsOfTheRole(t *testing.T) {
@@ -259,8 +252,9 @@ func settingsOfTheRole(t *testing.T) {
 		t.Run(setting, func(t *testing.T) {
 			t.Parallel()
 			db := pgtest.Shared(t)
-			f := startFleet(t, db, crew{url: to(db.URL())})
-			set(db, setting)
+			name, address := role(t, db, "secret")
+			f := startFleet(t, db, crew{url: to(address)})
+			set(db, name, "SET "+setting)
 			f.finish(setting, time.Now(), 0)
 		})
 	}
@@ -268,12 +262,11 @@ func settingsOfTheRole(t *testing.T) {
 
 func readOnlyForAWhile(t *testing.T) {
 	db := pgtest.Shared(t)
-	f := startFleet(t, db, crew{url: to(db.URL())})
-	set(db, "default_transaction_read_only = on")
+	name, address := role(t, db, "secret")
+	f := startFleet(t, db, crew{url: to(address)})
+	set(db, name, "SET default_transaction_read_only = on")
 	f.checkUnavailable("the database is read only")
-	f.waitUntilQuiet("nothing is admitted")
-	db.Exec("SET default_transaction_read_only = off; ALTER DATABASE " + db.Exec("SELECT current_database()") + " RESET ALL")
-	endSessions(db)
+	set(db, name, "RESET ALL")
 	f.finish("default_transaction_read_only for a while", time.Now(), 0)
 }
 
@@ -292,7 +285,6 @@ func poolShared(t *testing.T) {
 		}
 	}
 	f.checkUnavailable("no connection of the pool within Options.Timeout")
-	f.waitUntilQuiet("nothing is admitted")
 	for _, c := range all {
 		c.Release()
 	}
@@ -301,72 +293,58 @@ func poolShared(t *testing.T) {
 
 func noConnectionFree(t *testing.T) {
 	s := pgtest.Start(t, "max_connections = 20")
-	as := func(int) string { return strings.Replace(s.URL(), "postgres:", "least:", 2) }
-	s.Exec("CREATE ROLE least LOGIN PASSWORD 'secret'; GRANT ALL ON SCHEMA public TO least")
-	u, _ := url.Parse(s.URL())
-	u.User = url.UserPassword("least", "secret")
-	as = to(u.String())
-	f := startFleet(t, &s.Database, crew{url: as})
+	_, address := role(t, &s.Database, "secret")
+	f := startFleet(t, &s.Database, crew{url: to(address)})
+	ctx, end := context.WithCancel(t.Context())
+	var held sync.WaitGroup
+	for range 30 { // that want the 17 connections of those who are no superusers
+		held.Go(func() {
+			for ctx.Err() == nil {
+				if c, err := pgx.Connect(ctx, address); err == nil {
+					<-ctx.Done()
+					c.Close(context.Background())
+				}
+			}
+		})
+	}
 	endSessions(&s.Database)
-	var all []*pgx.Conn
-	free := func() {
-		for _, c := range all {
-			c.Close(context.Background())
-		}
-	}
-	defer free()
-	full := time.Now().Add(3 * time.Second)
-	for time.Now().Before(full) {
-		if c, err := pgx.Connect(t.Context(), as(0)); err == nil {
-			all = append(all, c)
-		}
-		endSessions(&s.Database)
-		time.Sleep(10 * time.Millisecond)
-	}
 	f.checkUnavailable("use PgBouncer")
-	free()
+	end()
+	held.Wait()
 	f.finish("no connection of the server is free", time.Now(), 0)
 }
 
-// role makes a role for one test.
-func role(t *testing.T, db *pgtest.Database, password string) (name string) {
+// role makes a role with the least rights for one test, and the table. It returns the URL of the role.
+func role(t *testing.T, db *pgtest.Database, password string) (name, address string) {
+	t.Helper()
+	migrated(t, db.URL(), Options{})
 	name = "role_" + db.Exec("SELECT current_database()")
-	db.Exec("CREATE ROLE " + name + " LOGIN PASSWORD '" + password + "'; GRANT ALL ON SCHEMA public TO " + name)
+	db.Exec("CREATE ROLE " + name + " LOGIN PASSWORD '" + password + "';" + grant + name)
 	t.Cleanup(func() { db.Exec("DROP OWNED BY " + name + "; DROP ROLE " + name) })
-	return name
+	return name, db.As(name, password).URL()
 }
+
+const grant = "GRANT SELECT, INSERT, UPDATE, DELETE ON throttle_quota TO "
 
 func noRights(t *testing.T) {
 	db := pgtest.Shared(t)
-	migrated(t, db.URL(), Options{})
-	name := role(t, db, "secret")
-	grant := "GRANT SELECT, INSERT, UPDATE, DELETE ON throttle_quota TO " + name
-	db.Exec(grant)
-	u, _ := url.Parse(db.URL())
-	u.User = url.UserPassword(name, "secret")
-	f := startFleet(t, db, crew{url: to(u.String()), expects: isFinal("GRANT USAGE on the schema and SELECT, INSERT, UPDATE, DELETE")})
+	name, address := role(t, db, "secret")
+	f := startFleet(t, db, crew{url: to(address), expects: isFinal("GRANT USAGE on the schema and SELECT, INSERT, UPDATE, DELETE")})
 	db.Exec("REVOKE UPDATE ON throttle_quota FROM " + name)
-	f.waitUntilQuiet("nothing is admitted")
-	db.Exec(grant)
+	f.checkErrors()
+	db.Exec(grant + name)
 	f.finish("the role has no right to UPDATE for a while", time.Now(), 0)
-	if f.expected == 0 {
-		t.Error("no caller got an error")
-	}
 }
 
 // The password is replaced, and all sessions end, so that each process connects with the new one.
 func passwordReplaced(t *testing.T) {
 	db := pgtest.Shared(t)
-	migrated(t, db.URL(), Options{})
 	var password atomic.Value
 	password.Store("canary0")
-	name := role(t, db, "canary0")
-	db.Exec("GRANT SELECT, INSERT, UPDATE, DELETE ON throttle_quota TO " + name)
-	u, _ := url.Parse(db.URL())
-	u.User = url.User(name)
+	name, address := role(t, db, "canary0")
 	var leaked atomic.Int64
 	f := startFleet(t, db, crew{
-		url: to(u.String()),
+		url: to(address),
 		configure: func(c *pgxpool.Config) {
 			c.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
 				c.Password = password.Load().(string)
@@ -382,10 +360,10 @@ func passwordReplaced(t *testing.T) {
 	})
 	db.Exec("ALTER ROLE " + name + " PASSWORD 'canary1'")
 	endSessions(db)
-	f.waitUntilQuiet("nothing is admitted with the old password")
+	f.checkErrors()
 	password.Store("canary1")
 	f.finish("the password is replaced", time.Now(), 0)
-	if leaked.Load() > 0 || f.expected == 0 {
+	if leaked.Load() > 0 {
 		t.Errorf("%d of %d errors contain a password", leaked.Load(), f.expected)
 	}
 }
