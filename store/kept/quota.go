@@ -3,6 +3,7 @@ package kept
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -219,6 +220,9 @@ func (q *quota) Settle(d store.Decision, cost, actual []int64, crossed func([]al
 // reportDelay is how long what this process reports waits for a transaction of its callers.
 const reportDelay = 5 * time.Millisecond
 
+// reportAgain is how long it waits after a failed transaction, at most.
+const reportAgain = time.Second
+
 // freed wakes the callers of this process, and reports to the others soon.
 func (q *quota) freed() {
 	q.notify(store.Freed, 0)
@@ -226,22 +230,28 @@ func (q *quota) freed() {
 }
 
 // reportSoon runs a transaction soon, unless another has reported by then what is to be reported now.
-func (q *quota) reportSoon() {
+func (q *quota) reportSoon() { q.reportAfter(reportDelay) }
+
+// reportAfter is reportSoon with another delay. While the keeper is not available, it tries again and again.
+func (q *quota) reportAfter(delay time.Duration) {
 	q.entry.mu.Lock()
 	defer q.entry.mu.Unlock()
-	if q.reporting {
+	if q.reporting || !q.mustReport() {
 		return
 	}
 	q.reporting = true
-	q.store.reports.Later(reportDelay, func() error {
+	q.store.reports.Later(delay, func() (err error) {
 		q.entry.mu.Lock()
 		q.reporting = false
 		must := q.mustReport()
 		q.entry.mu.Unlock()
-		if !must {
-			return nil
+		if must {
+			err = q.transact(context.Background(), nil)
 		}
-		return q.transact(context.Background(), nil)
+		if errors.Is(err, store.ErrUnavailable) {
+			q.reportAfter(reportAgain/2 + rand.N(reportAgain/2))
+		}
+		return err
 	})
 }
 
@@ -320,11 +330,11 @@ func (q *quota) Align(tier int, from, to time.Time) {
 	q.notify(store.Freed, 0)
 }
 
-// Pause is recorded with the next transaction, if the keeper is not available now.
+// Pause is recorded with the next transaction, if this one fails.
 func (q *quota) Pause(ctx context.Context, p store.Pause) (done store.Paused, err error) {
 	began := time.Now()
 	err = q.transact(ctx, func(t *part) { done = t.pauseFor(p) })
-	if errors.Is(err, store.ErrUnavailable) {
+	if err != nil {
 		p.For = p.Length(q.remembers().level)
 		done = store.Paused{For: p.For}
 		q.pauseAlone(p, began)
@@ -346,18 +356,19 @@ func (p *part) pauseFor(q store.Pause) (done store.Paused) {
 // pauseAlone pauses this process until the next transaction, which pauses the others.
 func (q *quota) pauseAlone(p store.Pause, began time.Time) {
 	end := began.Add(p.For)
-	q.enqueue(func(t *txn) {
-		if p.For = time.Until(end); p.For > 0 {
-			t.changed = t.pause.Apply(p, t.now) || t.changed
-			t.urgent = t.urgent || t.changed
+	apply := func(t *txn) {
+		p := p
+		if p.For = time.Until(end); p.For > 0 && t.pause.Apply(p, t.now) {
+			t.changed, t.urgent = true, true
 		}
-	})
-	q.entry.mu.Lock()
-	q.voided = time.Now()
-	if end.After(q.paused) {
-		q.paused = end
 	}
+	q.entry.mu.Lock()
+	q.pending = append(q.pending, pending{apply, true})
+	q.voided = time.Now()
+	q.alone = later(q.alone, end)
+	q.paused = later(q.paused, end)
 	q.entry.mu.Unlock()
+	q.store.news.want(q)
 	change := store.Slowed
 	if p.Close {
 		change = store.Shut

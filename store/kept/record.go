@@ -59,10 +59,13 @@ func (e *entry) recordState(p *part, sent time.Time) (changes []change) {
 	e.known = known{
 		at: p.now.At, offset: p.offset, birth: p.birth, revision: p.revision, expires: p.expires() - p.offset, pause: p.pause, level: p.level,
 	}
-	e.paused = time.Time{}
+	if len(e.pending) == 0 {
+		e.alone = time.Time{}
+	}
+	e.paused = e.alone
 	left := max(0, p.now.Until(p.pause.Until))
 	if left > 0 {
-		e.paused = time.Now().Add(left)
+		e.paused = later(e.paused, time.Now().Add(left))
 	}
 	if p.lost {
 		e.voided = sent
@@ -85,6 +88,14 @@ func (e *entry) recordState(p *part, sent time.Time) (changes []change) {
 		changes = append(changes, change{store.Eased, 0})
 	}
 	return changes
+}
+
+// later returns the later one of two instants.
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // pausedFor returns how long this process knows that the quota is paused.

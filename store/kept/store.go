@@ -87,13 +87,15 @@ type entry struct {
 	// watchers are those of waiting callers.
 	watchers map[*func(store.Change, time.Duration)]struct{}
 	// pending is what this process has to report with the next transaction.
-	pending []func(t *txn)
+	pending []pending
 	// known is the state after the last transaction.
 	known known
 	// voided is when an event was seen that voids the reservations made before.
 	voided time.Time
 	// paused is when a pause ends that this process keeps, because the keeper may not have it.
 	paused time.Time
+	// alone is when a pause ends that this process has begun while the keeper was not available.
+	alone time.Time
 	// crossed are the percentages of calendar tiers that no caller has received yet.
 	crossed []algorithms.Crossing
 	// probes are the epochs whose probes wait for a response.
@@ -104,6 +106,13 @@ type entry struct {
 	reporting, renewing bool
 	// failing is since when transactions have failed for reasons that may not pass.
 	failing time.Time
+}
+
+// A pending change is applied by the next transaction.
+type pending struct {
+	apply func(t *txn)
+	// again reports that it may be applied twice.
+	again bool
 }
 
 // Known is what a process remembers of a state.
@@ -183,11 +192,25 @@ func (e *entry) isIdle() bool {
 // isPaused reports whether this process knows of a pause that is in force. It needs mu.
 func (e *entry) isPaused() bool { return time.Now().Before(e.paused) }
 
+// isAlone reports whether this process has begun a pause that the keeper does not have.
+func (e *entry) isAlone() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return time.Now().Before(e.alone)
+}
+
+// isClosed reports whether nobody has the key open.
+func (e *entry) isClosed() bool {
+	e.store.mu.Lock()
+	defer e.store.mu.Unlock()
+	return e.openers == 0
+}
+
 // enqueue adds a change that the next transaction applies, whatever its plan.
 func (e *entry) enqueue(apply func(t *txn)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.pending = append(e.pending, apply)
+	e.pending = append(e.pending, pending{apply: apply})
 }
 
 // watch adds a watcher.
@@ -400,17 +423,19 @@ func (e *entry) applyPending(t *txn) int {
 	e.mu.Lock()
 	pending := slices.Clone(e.pending)
 	e.mu.Unlock()
-	for _, apply := range pending {
-		apply(t)
+	for _, p := range pending {
+		p.apply(t)
 	}
 	return len(pending)
 }
 
-// dropPending forgets the changes that were applied. It does so after a failed transaction too, because the outcome
-// of a failed transaction is unknown.
+// dropPending forgets the changes that were applied. The outcome of a failed transaction is unknown, so it keeps only
+// those that may be applied twice.
 func (e *entry) dropPending(applied int, failed bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.failed = failed
-	e.pending = slices.Delete(e.pending, 0, min(applied, len(e.pending)))
+	n := min(applied, len(e.pending))
+	done := slices.DeleteFunc(slices.Clone(e.pending[:n]), func(p pending) bool { return !failed || !p.again })
+	e.pending = append(done, e.pending[n:]...)
 }

@@ -81,7 +81,9 @@ func (t *txn) checkClock(shows int64) {
 // process knows of.
 func (t *txn) findLoss(exists bool, known *known) {
 	wasForgotten := !exists && t.now.Wall >= known.expires
-	t.lost = known.birth != 0 && !wasForgotten && (t.birth != known.birth || t.revision < known.revision)
+	// Others may have written an older state often enough to hide that, but not the pauses that it lacks.
+	older := t.revision < known.revision || t.pause.Epoch < known.pause.Epoch
+	t.lost = known.birth != 0 && !wasForgotten && (t.birth != known.birth || older)
 	if !exists || t.lost && t.birth == known.birth {
 		t.birth, t.urgent = 1+rand.Int64N(1<<48), true // processes that knew another state then learn of it
 	}
