@@ -89,7 +89,7 @@ func (c *command) groups() []group {
 		{"Send requests in turn:", []*cobra.Command{c.exec(), c.wait(), c.lines(), c.proxy()}},
 		{"See and control quotas:", []*cobra.Command{c.status(), c.top(), c.pause(), c.resume()}},
 		{"Plan and check limits:", []*cobra.Command{c.plan(), c.replay(), c.providers(), c.inspect(), c.validate()}},
-		{"Other verbs:", []*cobra.Command{c.help(), c.version()}},
+		{"Other verbs:", []*cobra.Command{c.postgres(), c.help(), c.version()}},
 	}
 }
 
