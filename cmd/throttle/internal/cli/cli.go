@@ -13,6 +13,7 @@ import (
 	"maps"
 	"os"
 	"os/signal"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -72,10 +73,14 @@ func Main(ctx context.Context, s System, args []string) int {
 	code := exitCode(err)
 	var exited *exitError
 	if err != nil && !errors.As(err, &exited) {
-		fmt.Fprintln(s.Stderr, "throttle:", strings.TrimPrefix(err.Error(), "throttle: "))
+		text := credentials.ReplaceAllString(err.Error(), "${1}xxxxx@")
+		fmt.Fprintln(s.Stderr, "throttle:", strings.TrimPrefix(text, "throttle: "))
 	}
 	return code
 }
+
+// credentials matches those of a URL. It may be in the place of another argument, which an error shows.
+var credentials = regexp.MustCompile(`(://[^\s/:@]*:)\S*@`)
 
 // A group is a part of the list of verbs.
 type group struct {
@@ -186,7 +191,7 @@ Examples:
 {{.Title}}{{range $cmds}}{{if and (eq .GroupID $group.ID) (or .IsAvailableCommand (eq .Name "help"))}}
   {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{end}}{{if and .HasAvailableSubCommands (not .Groups)}}
 
-Shells:{{range $cmds}}
+{{if eq .Name "completion"}}Shells{{else}}Verbs{{end}}:{{range $cmds}}
   {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}
 
 Flags:

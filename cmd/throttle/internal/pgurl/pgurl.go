@@ -152,5 +152,9 @@ func Ping(ctx context.Context, url string) error {
 		return cmp.Or(ctx.Err(), err)
 	}
 	tries := strings.Split(failed.Unwrap().Error(), "\n") // of all addresses, the last with and without TLS
-	return errors.New(tries[len(tries)-1])
+	_, dial, found := strings.Cut(tries[len(tries)-1], "dial error: ") // behind the address, which it has, too
+	if !found {
+		dial = tries[len(tries)-1]
+	}
+	return errors.New(dial)
 }
