@@ -154,7 +154,7 @@ func TestCommandsShareRate(t *testing.T) {
 	var sent []time.Time
 	var all sync.WaitGroup
 	for range 2 {
-		cmd := f.command("lines", "--policy", "5/s", "--name", "mail", "--guard", "500ms", "--quiet")
+		cmd := f.command("lines", "--policy", "5/s", "--name", "mail", "--guard", "1s", "--quiet")
 		cmd.Stdin = strings.NewReader(strings.Repeat("line\n", 6))
 		out, err := cmd.StdoutPipe()
 		if err == nil {
@@ -268,6 +268,19 @@ func (f *fleet) get(url string) (int, string) {
 	return resp.StatusCode, string(body)
 }
 
+// until waits until a text is shown, for half a minute.
+func (f *fleet) until(text string, shown func() string) {
+	f.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		switch out := shown(); {
+		case strings.Contains(out, text):
+			return
+		case time.Now().After(deadline):
+			f.Fatalf("%q is not in %s", text, out)
+		}
+	}
+}
+
 // TestProxiesShareBan sends a request through one proxy, which the API bans. The other one sends none.
 func TestProxiesShareBan(t *testing.T) {
 	f := newFleet(t).migrate()
@@ -281,9 +294,14 @@ func TestProxiesShareBan(t *testing.T) {
 	store := fmt.Sprintf("postgres: %q, sync: true, lease: 20s", f.url)
 	one, other := f.proxy(store, api.URL), f.proxy(store, api.URL)
 	f.get(one.at + "/api/x")
+	status := func(flag, value string) func() string { // the proxy records the ban behind its answer
+		return func() string { return f.run(0, "status", flag, value, "api", "--json") }
+	}
+	f.until("Banned for 59m", status("--config", one.Args[len(one.Args)-1]))
 	if code, body := f.get(other.at + "/api/x"); code < 400 || requests.Load() != 1 {
 		t.Errorf("the other proxy answers %d, %s, and the API had %d requests, want 1", code, body, requests.Load())
 	}
+	f.until("Banned for 59m", status("--page", other.at+"/_throttle/"))
 	if _, body := f.get(other.at + "/_throttle/"); !strings.Contains(body, "Quotas are in PostgreSQL at "+f.Addr()) {
 		t.Errorf("the page does not say where quotas are: %s", body)
 	}
@@ -291,14 +309,29 @@ func TestProxiesShareBan(t *testing.T) {
 	if !regexp.MustCompile(`throttle_store_calls_total\{[^}]*outcome="ok"[^}]*\} [1-9]`).MatchString(metrics) {
 		t.Errorf("the metrics have no calls of the store:\n%s", metrics)
 	}
-	if out := f.run(0, "status", "--page", other.at+"/_throttle/", "--json"); !strings.Contains(out, "Banned for 59m") {
-		t.Errorf("status shows %s", out)
-	}
 	for _, s := range []*sidecar{one, other} {
 		if err := s.end(); err != nil || strings.Contains(s.log.String(), f.url) {
 			t.Errorf("the proxy ends with %v:\n%s", err, s.log)
 		}
 	}
+}
+
+// TestProxyAtRestHoldsNoConnection sends a request through a proxy. Some seconds later it has no connection.
+func TestProxyAtRestHoldsNoConnection(t *testing.T) {
+	f := newFleet(t).migrate()
+	api := httptest.NewServer(http.NotFoundHandler())
+	defer api.Close()
+	s := f.proxy(fmt.Sprintf("postgres: %q", f.url), api.URL)
+	if code, body := f.get(s.at + "/api/x"); code != http.StatusNotFound {
+		t.Fatalf("the proxy answers %d, %s", code, body)
+	}
+	connections := func() string {
+		return f.Exec("SELECT count(*) || ' connections' FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'throttle'")
+	}
+	if got := connections(); got == "0 connections" {
+		t.Error("the proxy has used no connection")
+	}
+	f.until("0 connections", connections)
 }
 
 // TestCommandHidesPassword fails in many ways: neither the output nor the log of a proxy has the password.

@@ -291,17 +291,17 @@ func (f *quotaFlags) resolve(verb string) (throttle.Policy, error) {
 }
 
 // limiter returns the limiter of a policy in a store, of an account if the key is not empty.
-func (in *place) limiter(p throttle.Policy, key string, s throttle.Store) (*throttle.Limiter, error) {
-	for _, t := range p.Tiers {
-		if !in.isServer() && (t.Algorithm == throttle.Concurrency || t.Estimated) {
-			return nil, &configError{fmt.Errorf("policy %q: tier %v: a file does not keep what a command holds until its end: use --redis or --store", p.Name, t)}
+func (p *place) limiter(policy throttle.Policy, key string, s throttle.Store) (*throttle.Limiter, error) {
+	for _, t := range policy.Tiers {
+		if !p.isServer() && (t.Algorithm == throttle.Concurrency || t.Estimated) {
+			return nil, &configError{fmt.Errorf("policy %q: tier %v: a file does not keep what a command holds until its end: use --redis or --store", policy.Name, t)}
 		}
 	}
-	l, err := throttle.New(p, s)
+	l, err := throttle.New(policy, s)
 	if err != nil || key == "" {
 		return l, asConfigError(err)
 	}
-	g, err := throttle.NewGroup(p, s, throttle.GroupOptions{})
+	g, err := throttle.NewGroup(policy, s, throttle.GroupOptions{})
 	if err != nil {
 		return nil, &configError{err}
 	}

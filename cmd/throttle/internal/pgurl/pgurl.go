@@ -66,21 +66,27 @@ func Parse(url string) (*pgxpool.Config, postgres.Options, error) {
 	if _, err := postgres.Schema(o); err != nil {
 		return nil, o, errors.New("has a wrong table: it must be the name of a table, or schema.table")
 	}
-	rest = url[strings.IndexByte(url+"?", '?'):]
-	if !strings.Contains(rest, "pool_max_conns=") {
+	keepFew(pool, &o, url)
+	return pool, o, nil
+}
+
+// keepFew gives a pool few connections, and none at rest, unless the URL says otherwise.
+func keepFew(pool *pgxpool.Config, o *postgres.Options, url string) {
+	if !strings.Contains(url, "pool_max_conns=") {
 		pool.MaxConns = transactions + 1
 	}
-	if !strings.Contains(rest, "pool_max_conn_idle_time=") {
+	if !strings.Contains(url, "pool_max_conn_idle_time=") {
 		pool.MaxConnIdleTime = idle
 	}
 	pool.HealthCheckPeriod = min(pool.HealthCheckPeriod, pool.MaxConnIdleTime)
-	if pool.ConnConfig.ConnectTimeout == 0 {
-		pool.ConnConfig.ConnectTimeout = connect
+	conn := pool.ConnConfig
+	conn.ConnectTimeout = cmp.Or(conn.ConnectTimeout, connect)
+	if name := "application_name"; conn.RuntimeParams[name] == "" {
+		conn.RuntimeParams[name] = "throttle" // for those who look at connections
 	}
 	if o.Conns = int(pool.MaxConns) - 1; o.Conns == 0 {
 		o.Conns, o.PollOnly = 1, true // none is left to listen
 	}
-	return pool, o, nil
 }
 
 // parameters are the parameters of a URL that set options.
@@ -151,7 +157,7 @@ func Ping(ctx context.Context, url string) error {
 	if !errors.As(err, &failed) || ctx.Err() != nil {
 		return cmp.Or(ctx.Err(), err)
 	}
-	tries := strings.Split(failed.Unwrap().Error(), "\n") // of all addresses, the last with and without TLS
+	tries := strings.Split(failed.Unwrap().Error(), "\n")              // of all addresses, the last with and without TLS
 	_, dial, found := strings.Cut(tries[len(tries)-1], "dial error: ") // behind the address, which it has, too
 	if !found {
 		dial = tries[len(tries)-1]
