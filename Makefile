@@ -84,7 +84,7 @@ valkey:
 # where there is no PostgreSQL server and none can be installed.
 modules: redis postgres
 	$(call skips,for module in $(MODULES); do \
-		many=16 race=; case $$module in bench) many=2;; postgres) many=4 race="$(RACE)";; esac; \
+		many=16 race=; case $$module in (bench) many=2;; (postgres) many=4 race="$(RACE)";; esac; \
 		echo "$$module"; (cd $$module && go test -vet=off $$race -parallel $$many ./...) || exit 1; \
 	done)
 
