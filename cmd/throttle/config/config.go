@@ -142,8 +142,7 @@ type Store struct {
 	// Fallback is what happens while Redis is away. If empty, requests wait for Redis.
 	Fallback Fallback `json:"fallback,omitzero"`
 
-	// File is the path of a file for the processes of one host. A file keeps neither Concurrency nor
-	// estimates.
+	// File is the path of a file for the processes of one host.
 	File string `json:"file,omitempty"`
 }
 

@@ -48,7 +48,6 @@ func (d *decoder) validate(c *Config) {
 	}
 	d.names(c)
 	d.counted(c)
-	d.kept(c)
 	setDefault(&c.Timeouts.Connect, DefaultConnect)
 	setDefault(&c.Timeouts.Shutdown, DefaultShutdown)
 	setDefault(&c.MaxBody, DefaultMaxBody)
@@ -789,32 +788,6 @@ func (d *decoder) counted(c *Config) {
 				d.uncharged("clients."+name+"."+field, text, units(p.Tiers), charged)
 			}
 		}
-	}
-}
-
-// kept checks that a file keeps the tiers of all routes and clients.
-func (d *decoder) kept(c *Config) {
-	if c.Store.File == "" {
-		return
-	}
-	check := func(field string, policies ...throttle.Policy) {
-		for _, p := range policies {
-			i := slices.IndexFunc(p.Tiers, func(t throttle.Tier) bool { return t.Estimated || t.Algorithm == throttle.Concurrency })
-			if i >= 0 {
-				d.bad(field, "has the tier %s, which a file does not keep: use store: {redis: URL}, {postgres: URL}, or no store", p.Tiers[i])
-				return
-			}
-		}
-	}
-	for _, prefix := range slices.Sorted(maps.Keys(c.Routes)) {
-		r := c.Routes[prefix]
-		check("routes."+prefix, append(r.limits.Policies(), r.budget)...)
-		for _, m := range r.members() {
-			check(m.field, m.limits.Policies()...)
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(c.Clients)) {
-		check("clients."+name, c.Clients[name].own)
 	}
 }
 

@@ -108,7 +108,6 @@ func TestProblemsOfLimitsAndSecrets(t *testing.T) {
 		{"store: {postgres: 'postgres://h/d?lease=1'}\n" + minimal, "store.postgres has a wrong lease: it must be a length of time from 1ms, such as 500ms or 2s"},
 		{"store: {postgres: mysql://h/d}\n" + minimal, "store.postgres is not the URL of a PostgreSQL database: use postgres://USER@HOST:PORT/DATABASE"},
 		{"store: {redis: redis://x, postgres: postgres://h/d, file: q.db}\n" + minimal, "store has redis, postgres and file: keep one of them"},
-		{"store: {file: q.db}\n" + client("policy: 5;algo=concurrency"), "clients.a has the tier 5;algo=concurrency, which a file does not keep"},
 	} {
 		got := problems(t, c.text)
 		found := false

@@ -292,11 +292,6 @@ func (f *quotaFlags) resolve(verb string) (throttle.Policy, error) {
 
 // limiter returns the limiter of a policy in a store, of an account if the key is not empty.
 func (p *place) limiter(policy throttle.Policy, key string, s throttle.Store) (*throttle.Limiter, error) {
-	for _, t := range policy.Tiers {
-		if !p.isServer() && (t.Algorithm == throttle.Concurrency || t.Estimated) {
-			return nil, &configError{fmt.Errorf("policy %q: tier %v: a file does not keep what a command holds until its end: use --redis or --store", policy.Name, t)}
-		}
-	}
 	l, err := throttle.New(policy, s)
 	if err != nil || key == "" {
 		return l, asConfigError(err)

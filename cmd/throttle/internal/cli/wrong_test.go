@@ -129,7 +129,6 @@ var wrongInputs = []struct {
 	{"wait|--policy|5/s|--name|a|--file|missing/q.db", "no file for quotas: open missing/q.db: no such file or directory", exitConfig},
 	{"wait|--policy|5/s|--name|a|--file|dir", "no file for quotas: open dir: is a directory", exitConfig},
 	{"wait|--policy|5/s|--name|a|--file|text.txt", "no file for quotas: text.txt: not a quota file", exitConfig},
-	{"exec|--policy|5;algo=concurrency|--name|a|--|true", "a file does not keep what a command holds until its end: use --redis", exitConfig},
 
 	// Commands and lines.
 	{"exec|--policy|5/s|--name|a", "exec needs a command: throttle exec --policy 5/s --name coinbase -- curl …", exitUsage},
