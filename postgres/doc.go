@@ -26,8 +26,8 @@
 // transaction, and holds no connection that the pool does not keep.
 //
 // If there is a Redis already, use package distributed: a decision there is one round trip. It has
-// Options.Fallback, which this package has not: while the server is away, callers wait for it until their context
-// ends, and then get throttle.ErrUnavailable with the cause.
+// Options.Fallback, which this package has not: while the server is away, callers wait for it until their
+// context ends, and then get throttle.ErrUnavailable with the cause.
 //
 // # Rights
 //
@@ -58,11 +58,12 @@
 //
 // # Pauses and fairness
 //
-// Callers of a process go first in, first out, by class. Processes take equal turns. Pauses, bans, their ends and
-// new states of a quota are sent with NOTIFY. Waiting processes stop about 10 ms after a pause, or 0.15 s if they
-// are busy; with Options.PollOnly within 500 ms. Nothing else is sent, because NOTIFY takes a lock that all databases of the server share
-// (PreCommit_Notify in https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/commands/async.c, read
-// 2026-11-28). Each process keeps a pause until its end, even if the server has lost it.
+// Callers of a process go first in, first out, by class. Processes take equal turns. Pauses, bans, probes after
+// them, their ends and new states of a quota are sent with NOTIFY. Waiting processes stop about 10 ms after a
+// pause, or 0.15 s if they are busy; with Options.PollOnly within 500 ms. Nothing else is sent, because NOTIFY
+// takes a lock that all databases of the server share (PreCommit_Notify in
+// https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/commands/async.c, read 2026-11-28). Each
+// process keeps a pause until its end, even if the server has lost it.
 //
 // # Counters
 //
