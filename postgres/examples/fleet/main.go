@@ -61,7 +61,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	}
 	provider := throttletest.NewProvider(policy.Tiers...)
 	defer provider.Close()
-	fmt.Fprintf(stdout, "%d processes of %d callers share %s for %v\n", *processes, callers, policy, *length)
+	fmt.Fprintf(stdout, "%d processes of %d callers share %s for up to %v\n", *processes, callers, policy, *length)
 	name, sent := fmt.Sprintf("fleet-%08x", rand.Uint32()), make([]string, *processes) // each run has a quota of its own
 	err = each(*processes, func(i int) error {
 		worker := exec.CommandContext(ctx, os.Args[0], args...) // this program
