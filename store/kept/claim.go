@@ -443,7 +443,8 @@ func (c *claim) findFree(costs [][]int64, from int64) (free []int) {
 			continue
 		}
 		j := p.takeFree(c.there(p, from), p.spread(costs[i]), p.terms.Guard.Microseconds(), p.slack.Microseconds())
-		if j < 0 || p.pause.Until > p.now.At || p.pause.Probe {
+		alike := len(p.ledgers) == 1 || !p.isHeld(p.spread(costs[i])) // else it may stay longer than those behind it expect
+		if j < 0 || !alike || p.pause.Until > p.now.At || p.pause.Probe {
 			return nil
 		}
 		if from = c.here(p, p.book[j].at); i > 0 && from != c.here(c.parts[0], c.parts[0].book[free[0]].at) {

@@ -180,7 +180,7 @@ func TestReleasesHoldOtherUnits(t *testing.T) {
 	for i, tiers := range [][]throttle.Tier{{count}, {estimated}, {count, calls}, {estimated, calls}} {
 		policies[i] = throttle.Policy{Name: "places", Guard: 20 * ms, Tiers: tiers}
 	}
-	for seed := range uint64(20) {
+	for seed := range uint64(100) {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFleet(t)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
