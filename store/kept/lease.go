@@ -264,7 +264,7 @@ func (t *txn) apply(l *lease, until int64, waits bool) report {
 		t.each(more, func(l *algorithms.Ledger, cost []int64) { l.Hold(cost) })
 	}
 	o.held, o.settled, o.kinds = slices.Clone(held), slices.Clone(settled), t.kinds
-	if o.waits > 0 && !waits {
+	if o.waits > 0 && (!waits || !t.isHeld(o.wants)) {
 		o.waits, t.changed = 0, true
 	}
 	t.dropUnknown(o.id, r.ahead)
