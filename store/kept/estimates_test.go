@@ -184,7 +184,7 @@ func TestReleasesHoldOtherUnits(t *testing.T) {
 	for i, tiers := range [][]throttle.Tier{{count}, {estimated}, {count, calls}, {estimated, calls}} {
 		policies[i] = throttle.Policy{Name: "places", Guard: 20 * ms, Tiers: tiers}
 	}
-	for seed := range uint64(30) {
+	for seed := range uint64(16) {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFleet(t)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
