@@ -69,7 +69,7 @@ func TestRequestsLeaveNothing(t *testing.T) {
 			t.Errorf("the process keeps %d requests ahead, and holds %v", len(l.ahead), l.held)
 		}
 		l.mu.Unlock()
-		if st, err := parse(m.value); err != nil || len(st.owners)+len(st.book) > 0 || len(m.value) > 200 {
+		if st, err := parse(m.value); err != nil || len(st.owners)+len(st.book) > 0 || len(m.value) > 300 {
 			t.Errorf("the value has %d bytes, %d owners and %d bookings, %v", len(m.value), len(st.owners), len(st.book), err)
 		}
 		if len(q.pending)+len(q.probes)+len(q.watchers) > 0 {
