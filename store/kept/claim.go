@@ -354,14 +354,7 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 			got.guards = append(got.guards, 0)
 			continue
 		}
-		b := booking{at: c.there(p, got.at), guard: p.terms.Guard.Microseconds(), cost: p.spread(costs[i])}
-		if early := sendFrom - got.at; early > 0 && b.guard > 0 {
-			b.guard += early
-		}
-		if p.hasOwner(b.cost, b.at) {
-			o := p.ownerOf(p.lease)
-			b.owner, o.expires, o.waits, o.missed = o.id, max(o.expires, p.leaseEnds), 0, 0
-		}
+		b := p.booking(c.there(p, got.at), costs[i], sendFrom-got.at)
 		if free != nil {
 			b.guard = min(b.guard, p.book[free[i]].guard)
 			p.book[free[i]], p.changed = b, true
@@ -389,6 +382,19 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 		t.instant, t.nth = got.at, 1
 	}
 	got.nth = t.nth
+}
+
+// booking returns the booking of a request that may go an amount of time before it is sent.
+func (p *part) booking(at int64, cost []int64, early int64) booking {
+	b := booking{at: at, guard: p.terms.Guard.Microseconds(), cost: p.spread(cost)}
+	if early > 0 && b.guard > 0 {
+		b.guard += early
+	}
+	if p.hasOwner(b.cost, b.at) {
+		o := p.ownerOf(p.lease)
+		b.owner, o.expires, o.waits, o.missed = o.id, max(o.expires, p.leaseEnds), 0, 0
+	}
+	return b
 }
 
 // ends returns the tier that ends an instant: it refuses the first of the requests like one that do not fit
