@@ -352,14 +352,7 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 			got.guards = append(got.guards, 0)
 			continue
 		}
-		b := booking{at: c.there(p, got.at), guard: p.terms.Guard.Microseconds(), cost: p.spread(costs[i])}
-		if early := sendFrom - got.at; early > 0 && b.guard > 0 {
-			b.guard += early
-		}
-		if p.hasOwner(b.cost, b.at) {
-			o := p.ownerOf(p.lease)
-			b.owner, o.expires, o.waits, o.missed = o.id, max(o.expires, p.leaseEnds), 0, 0
-		}
+		b := p.booking(c.there(p, got.at), costs[i], sendFrom-got.at)
 		if free != nil {
 			b.guard = min(b.guard, p.book[free[i]].guard)
 			p.book[free[i]], p.changed = b, true
@@ -384,6 +377,19 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 		t.left -= c.amount(r)
 	}
 	got.nth = c.parts[0].bookedAt(c.there(c.parts[0], got.at))
+}
+
+// booking returns the booking of a request that may go an amount of time before it is sent.
+func (p *part) booking(at int64, cost []int64, early int64) booking {
+	b := booking{at: at, guard: p.terms.Guard.Microseconds(), cost: p.spread(cost)}
+	if early > 0 && b.guard > 0 {
+		b.guard += early
+	}
+	if p.hasOwner(b.cost, b.at) {
+		o := p.ownerOf(p.lease)
+		b.owner, o.expires, o.waits, o.missed = o.id, max(o.expires, p.leaseEnds), 0, 0
+	}
+	return b
 }
 
 // ends returns the tier that ends an instant: it refuses the first of the requests like one that do not fit
@@ -438,7 +444,8 @@ func (c *claim) findFree(costs [][]int64, from int64) (free []int) {
 			continue
 		}
 		j := p.takeFree(c.there(p, from), p.spread(costs[i]), p.terms.Guard.Microseconds(), p.slack.Microseconds())
-		if j < 0 || p.pause.Until > p.now.At || p.pause.Probe {
+		alike := len(p.ledgers) == 1 || !p.isHeld(p.spread(costs[i])) // else it may stay longer than those behind it expect
+		if j < 0 || !alike || p.pause.Until > p.now.At || p.pause.Probe {
 			return nil
 		}
 		if from = c.here(p, p.book[j].at); i > 0 && from != c.here(c.parts[0], c.parts[0].book[free[0]].at) {

@@ -20,6 +20,8 @@ type lease struct {
 	plan *algorithms.Plan
 	// held are the places and open estimates of all admitted requests, by unit.
 	held []int64
+	// since is by unit when the plan began to hold it as it does, by the quota's clock.
+	since []int64
 	// ahead are the admitted requests that had not begun in the last transaction.
 	ahead []begins
 	// settled are the costs of all settled estimates, by unit, and confirmed the part that the keeper has.
@@ -35,24 +37,22 @@ type lease struct {
 // A begins is an admitted request that begins at an instant of the quota's clock.
 type begins struct {
 	at int64
-	// cost are the places and estimates.
-	cost []int64
+	// cost is what the request was admitted at, and held are its places and estimates under the plan.
+	cost, held []int64
 	// state identifies the state that has its booking.
 	state int64
-	// ended reports that the request has ended, in part at least.
-	ended bool
 	// owned reports that its booking has the lease's owner.
 	owned bool
 }
 
 func newLease(p *algorithms.Plan) *lease {
 	n := len(p.Units())
-	return &lease{id: 1 + rand.Int64N(1<<48), plan: p, held: make([]int64, n), settled: make([]int64, n), confirmed: make([]int64, n)}
+	return &lease{id: 1 + rand.Int64N(1<<48), plan: p, held: make([]int64, n), since: make([]int64, n), settled: make([]int64, n), confirmed: make([]int64, n)}
 }
 
-// rebase translates the amounts to another plan. Estimates of a unit that is no longer estimated become
-// its cost.
-func (l *lease) rebase(p *algorithms.Plan) {
+// rebase translates the amounts to another plan, at an instant of the quota's clock. Estimates of a unit that is no longer
+// estimated become its cost.
+func (l *lease) rebase(p *algorithms.Plan, now int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.plan == p {
@@ -60,27 +60,53 @@ func (l *lease) rebase(p *algorithms.Plan) {
 	}
 	old, all := l.plan, p.Translate(l.plan, l.held)
 	l.settled, l.confirmed = p.Translate(old, l.settled), p.Translate(old, l.confirmed)
+	since := make([]int64, len(all))
 	for u, unit := range p.Units() {
-		if o := slices.Index(old.Units(), unit); o >= 0 && old.Estimated(o) && !p.Estimated(u) {
+		since[u] = now
+		switch o := slices.Index(old.Units(), unit); {
+		case o < 0:
+		case kindOf(old, o) == kindOf(p, u):
+			since[u] = l.since[o]
+		case old.Estimated(o) && !p.Estimated(u):
 			l.settled[u] += all[u]
 		}
 	}
 	for i := range l.ahead {
-		l.ahead[i].cost = p.TranslateHeld(old, l.ahead[i].cost)
+		l.ahead[i].held = p.TranslateHeld(old, l.ahead[i].held)
 	}
-	l.held, l.plan = p.TranslateHeld(old, l.held), p
+	l.held, l.plan, l.since = p.TranslateHeld(old, l.held), p, since
 }
 
 // add adds an admitted request of the plan, which begins at an instant.
 func (l *lease) add(state, at int64, cost []int64, owned bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ahead = append(l.ahead, begins{at: at, cost: l.plan.TranslateHeld(l.plan, cost), state: state, owned: owned})
-	for u, n := range cost {
-		if l.plan.Holds(u) {
-			l.held[u] += n
+	held := l.plan.TranslateHeld(l.plan, cost)
+	l.ahead = append(l.ahead, begins{at: at, cost: cost, held: held, state: state, owned: owned})
+	for u, n := range held {
+		l.held[u] += n
+	}
+}
+
+// find returns what a request of another plan, for an instant, holds, and its index among those that have not begun, or
+// -1. It needs mu.
+func (l *lease) find(p *algorithms.Plan, at int64, cost []int64) (held []int64, ahead int) {
+	ahead = slices.IndexFunc(l.ahead, func(b begins) bool { return b.at == at && slices.Equal(b.cost, cost) })
+	if ahead >= 0 {
+		return l.ahead[ahead].held, ahead
+	}
+	return l.stillHeld(p, at, cost), ahead
+}
+
+// stillHeld returns the part of an amount, of a request of another plan for an instant, that is held under the plan. It needs mu.
+func (l *lease) stillHeld(p *algorithms.Plan, at int64, cost []int64) []int64 {
+	held := l.plan.TranslateHeld(p, cost)
+	for u := range held {
+		if at < l.since[u] { // there was a plan in between
+			held[u] = 0
 		}
 	}
+	return held
 }
 
 // end takes the places of a request for an instant off the held ones, or its estimates if settled is set. Their actual cost
@@ -88,20 +114,17 @@ func (l *lease) add(state, at int64, cost []int64, owned bool) {
 func (l *lease) end(p *algorithms.Plan, at int64, cost, actual []int64, settled bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	cost = l.plan.TranslateHeld(p, cost)
+	held, _ := l.find(p, at, cost)
 	if actual != nil {
-		actual = l.plan.TranslateHeld(p, actual)
+		actual = l.stillHeld(p, at, actual)
 	}
-	i := slices.IndexFunc(l.ahead, func(b begins) bool { return b.at == at && (slices.Equal(b.cost, cost) || b.ended) })
-	for u, n := range cost {
+	for u, n := range held {
 		if l.plan.Estimated(u) != settled || n == 0 && actual == nil {
 			continue
 		}
 		l.held[u] -= n
 		l.changes++
-		if i >= 0 { // the quota's clock was set back, and does not show the instant yet
-			l.ahead[i].cost[u], l.ahead[i].ended = 0, true
-		}
+		held[u] = 0 // of those that have not begun, too, if the quota's clock was set back
 		if actual != nil {
 			l.settled[u] += actual[u]
 		}
@@ -113,16 +136,16 @@ func (l *lease) end(p *algorithms.Plan, at int64, cost, actual []int64, settled 
 func (l *lease) giveBack(p *algorithms.Plan, at int64, cost []int64) (isFree bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	cost = l.plan.TranslateHeld(p, cost)
-	for u, n := range cost {
+	held, ahead := l.find(p, at, cost)
+	for u, n := range held {
 		l.held[u] -= n
 		l.changes += n
 	}
-	if i := slices.IndexFunc(l.ahead, func(b begins) bool { return b.at == at && slices.Equal(b.cost, cost) }); i >= 0 {
-		if isFree = !l.ahead[i].owned; !isFree {
+	if ahead >= 0 {
+		if isFree = !l.ahead[ahead].owned; !isFree {
 			l.changes++
 		}
-		l.ahead = slices.Delete(l.ahead, i, i+1)
+		l.ahead = slices.Delete(l.ahead, ahead, ahead+1)
 	}
 	return isFree
 }
@@ -199,10 +222,8 @@ func (l *lease) report(state, now int64) report {
 	r := report{held: slices.Clone(l.held), settled: slices.Clone(l.settled), confirmed: slices.Clone(l.confirmed), changes: l.changes}
 	for _, b := range l.ahead {
 		r.ahead = append(r.ahead, b.at)
-		for u, n := range b.cost {
-			if l.plan.Holds(u) {
-				r.held[u] -= n
-			}
+		for u, n := range b.held {
+			r.held[u] -= n
 		}
 	}
 	return r
@@ -221,7 +242,7 @@ func (t *txn) apply(l *lease, until int64, waits bool) report {
 	if l == nil {
 		return report{}
 	}
-	l.rebase(t.plan)
+	l.rebase(t.plan, t.now.At)
 	r := l.report(t.birth, t.now.At)
 	o := t.owner(l.id)
 	if o == nil {
@@ -243,7 +264,7 @@ func (t *txn) apply(l *lease, until int64, waits bool) report {
 		t.each(more, func(l *algorithms.Ledger, cost []int64) { l.Hold(cost) })
 	}
 	o.held, o.settled, o.kinds = slices.Clone(held), slices.Clone(settled), t.kinds
-	if o.waits > 0 && !waits {
+	if o.waits > 0 && (!waits || !t.isHeld(o.wants)) {
 		o.waits, t.changed = 0, true
 	}
 	t.dropUnknown(o.id, r.ahead)

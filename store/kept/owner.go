@@ -3,6 +3,8 @@ package kept
 import (
 	"encoding/binary"
 	"slices"
+
+	"github.com/apithrottle/throttle/algorithms"
 )
 
 // An owner is a process that holds places in Concurrency tiers or estimates, has bookings far ahead, or waits
@@ -30,6 +32,17 @@ const (
 	places = 1 + iota
 	estimates
 )
+
+// kindOf returns how a plan holds a unit.
+func kindOf(p *algorithms.Plan, u int) int64 {
+	switch {
+	case p.Estimated(u):
+		return estimates
+	case p.Holds(u):
+		return places
+	}
+	return 0
+}
 
 // appendOwners appends the owners. Their instants count from one.
 func appendOwners(b []byte, owners []owner, from int64) []byte {

@@ -309,7 +309,7 @@ func (q *quota) Resume(ctx context.Context) error {
 
 func (q *quota) Return(ctx context.Context, d store.Decision, cost []int64) error {
 	if q.lease != nil {
-		q.lease.giveBack(q.plan, 0, cost)
+		q.lease.giveBack(q.plan, d.At, cost)
 	} else if d.Flight == algorithms.Landed && !d.Probe {
 		return nil
 	}

@@ -288,12 +288,7 @@ func (s *Store) run(ctx context.Context, x *transaction) (err error) {
 			q.tellCrossed()
 		}
 	}()
-	names := make([][]byte, len(order))
-	index := make([]int, len(order)) // of the name of each quota
-	for i, q := range order {
-		names[i] = q.name
-		index[slices.Index(x.quotas, q)] = i
-	}
+	names, index := x.names(order)
 	x.sent = time.Now()
 	if x.prepare != nil {
 		x.parts = make([]*part, len(x.quotas))
@@ -307,23 +302,38 @@ func (s *Store) run(ctx context.Context, x *transaction) (err error) {
 	for i, q := range x.quotas {
 		q.dropPending(x.appliedTo(i), err != nil)
 	}
-	if prefix := s.options.Name + ": "; err != nil {
-		for _, q := range x.quotas {
-			q.lease.doubt()
-		}
-		if !strings.HasPrefix(err.Error(), prefix) {
-			err = fmt.Errorf("%s%w", prefix, err)
-		}
-		return err
+	if err == nil {
+		s.link.Trip.Add(x.got.Sub(x.sent)) // of no call that failed: a hanging keeper says nothing about the next one
+		x.keep()
+		return nil
 	}
-	s.link.Trip.Add(x.got.Sub(x.sent)) // of no call that failed: a hanging keeper says nothing about the next one
+	for _, q := range x.quotas {
+		q.lease.doubt()
+	}
+	if prefix := s.options.Name + ": "; !strings.HasPrefix(err.Error(), prefix) {
+		err = fmt.Errorf("%s%w", prefix, err)
+	}
+	return err
+}
+
+// names returns the names of quotas in an order, and for each quota of the transaction the index of its name.
+func (x *transaction) names(order []*quota) (names [][]byte, index []int) {
+	index = make([]int, len(order))
+	for i, q := range order {
+		names = append(names, q.name)
+		index[slices.Index(x.quotas, q)] = i
+	}
+	return names, index
+}
+
+// keep keeps the results, before another transaction of these quotas begins.
+func (x *transaction) keep() {
 	for i, q := range x.quotas {
 		q.record(x.parts[i], x, i)
 	}
 	if x.granted != nil {
 		x.granted()
 	}
-	return nil
 }
 
 // takeTurns waits for the turns of quotas with a lease: a process makes one transaction of such a quota at a time, and

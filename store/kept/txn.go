@@ -129,12 +129,34 @@ func (t *txn) choose(text, replaces string) error {
 	return nil
 }
 
-// convert returns a ledger for the plan, from the ledgers of other plans. A log that is short may not contain all
+// heldBy calls f with what the owners hold in the units that the plan of a ledger holds in the same way.
+func (t *txn) heldBy(l *algorithms.Ledger, f func(held []int64)) {
+	units, _ := t.units()
+	p := l.Plan()
+	held := make([]int64, len(p.Units()))
+	for u, name := range p.Units() {
+		kind := kindOf(p, u)
+		for _, o := range t.owners {
+			if i := slices.Index(units, name); i >= 0 && kind != 0 && o.kinds[i] == kind {
+				held[u] += o.held[i]
+			}
+		}
+	}
+	f(held)
+}
+
+// convert returns a ledger for the plan, from the ledgers of other plans. What the owners hold is theirs under any plan. A log that is short may not contain all
 // use.
 func (t *txn) convert(from []record) (most algorithms.Ledger) {
 	var used int64 = -1
 	for i := range from {
-		l, sum := t.plan.Convert(from[i].ledger, t.now), int64(0)
+		old := from[i].ledger.Clone()
+		t.heldBy(&old, func(held []int64) {
+			old.Release(held)
+			old.Settle(t.now, held, make([]int64, len(held)))
+		})
+		l, sum := t.plan.Convert(old, t.now), int64(0)
+		t.heldBy(&l, l.Hold)
 		for _, u := range l.Usage(t.now) {
 			sum += u.Used
 		}
@@ -186,12 +208,8 @@ func (t *txn) indexUnits() {
 		index := make([]int, len(p.Units()))
 		for u, name := range p.Units() {
 			index[u] = slices.Index(units, name)
-			switch {
-			case i != t.own || !p.Holds(u):
-			case p.Estimated(u):
-				t.kinds[index[u]] = estimates
-			default:
-				t.kinds[index[u]] = places
+			if i == t.own {
+				t.kinds[index[u]] = kindOf(p, u)
 			}
 		}
 		if len(t.ledgers) > 1 {
@@ -389,10 +407,26 @@ func (p *part) take(r store.Request) store.Decision {
 	return d
 }
 
-// hasGuests reports whether other releases have open estimates in a unit of a cost that the plan does not estimate.
-// When they are settled is not known, so nothing is reserved behind them.
+// hasGuests reports whether other releases have estimates, open or booked, in a unit of a cost that the plan does not
+// estimate. When they are settled is not known, so nothing is reserved behind them.
 func (t *txn) hasGuests(cost []int64) bool {
-	guests := t.guests()
+	if len(t.ledgers) == 1 {
+		return false
+	}
+	all := make([]int64, len(t.kinds))
+	for i := range t.owners {
+		all = sum(all, t.owners[i].estimates())
+	}
+	for i := range t.book {
+		if o := t.owner(t.book[i].owner); o != nil {
+			for u, n := range t.book[i].cost {
+				if o.kinds[u] == estimates {
+					all[u] += n
+				}
+			}
+		}
+	}
+	guests := guestCost(t.plan, t.of(t.own, all))
 	for u, n := range cost {
 		if n > 0 && guests != nil && guests[u] > 0 {
 			return true
