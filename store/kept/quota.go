@@ -236,9 +236,17 @@ func (q *quota) reportSoon() {
 		if !must {
 			return nil
 		}
-		return q.transact(context.Background(), nil)
+		defer q.store.forget(q.entry)
+		err := q.transact(context.Background(), nil)
+		if errors.Is(err, store.ErrUnavailable) && q.store.options.Ahead { // others wait behind what is not used
+			time.AfterFunc(reportAgain, q.reportSoon)
+		}
+		return err
 	})
 }
+
+// reportAgain is how long after a failure what this process has to report is reported again.
+const reportAgain = time.Second
 
 // mustReport reports whether the keeper lacks something that this process knows. It needs mu.
 func (e *entry) mustReport() bool { return len(e.pending) > 0 || e.lease.differs() }
@@ -379,12 +387,13 @@ func (q *quota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 
 // Close leaves the quota in the keeper until it decides as none would.
 func (q *quota) Close() {
-	if q.line.Close() { // requests in flight land with their guard
+	if q.line.Close() && !q.store.options.Ahead { // requests in flight land with their guard
 		q.entry.mu.Lock()
 		q.pending = nil
 		q.entry.mu.Unlock()
 	}
 	q.close()
+	q.reportSoon()
 }
 
 // Forecast works on the result of the last transaction.
