@@ -64,7 +64,7 @@ func TestOrderWithinProcess(t *testing.T) {
 			}
 			return a.nth - b.nth
 		}
-		if len(got) < 11 || !slices.IsSortedFunc(got, inOrder) {
+		if len(got) < 11 || !slices.IsSortedFunc(got[1:], inOrder) { // the first had a time already
 			t.Errorf("admitted in the order %v", got)
 		}
 	})
