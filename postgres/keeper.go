@@ -47,13 +47,13 @@ const mostTries = 5
 // connection. After BEGIN, Options.Timeout alone bounds each of two or three trips: pgx closes a
 // connection whose context ends within a trip.
 func (k *keeper) Update(ctx context.Context, names [][]byte, change func(kept.View) ([]kept.Write, error)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, k.timeout, errNoConnection)
+	ctx, cancel := context.WithTimeout(ctx, k.timeout)
 	defer cancel()
 	select {
 	case k.turns <- struct{}{}:
 		defer func() { <-k.turns }()
 	case <-ctx.Done():
-		return &unavailableError{k.table, context.Cause(ctx)}
+		return &unavailableError{k.table, noConnection(ctx)}
 	}
 	for try := 1; ; try++ {
 		err := k.once(ctx, names, change)
@@ -87,7 +87,16 @@ func (k *keeper) once(ctx context.Context, names [][]byte, change func(kept.View
 func (k *keeper) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	conn, err := k.pool.Acquire(ctx)
 	if err != nil && ctx.Err() != nil {
-		err = context.Cause(ctx)
+		err = noConnection(ctx)
 	}
 	return conn, err
+}
+
+// noConnection returns the error of a wait for a connection that the context has ended. The caller's
+// deadline may be the same Options.Timeout, and end first.
+func noConnection(ctx context.Context) error {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return errNoConnection
+	}
+	return ctx.Err()
 }

@@ -65,7 +65,7 @@ func (k *keeper) ended(ctx context.Context, err error) error {
 }
 
 func (k *keeper) connect(ctx context.Context) (*pgx.Conn, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, k.timeout, errNoConnection)
+	ctx, cancel := context.WithTimeout(ctx, k.timeout)
 	defer cancel()
 	conn, err := k.acquire(ctx)
 	if err != nil {

@@ -36,6 +36,8 @@ type part struct {
 	lease *lease
 	// leaseEnds is when the lease ends if this transaction renews it.
 	leaseEnds int64
+	// waits reports that callers of the process wait.
+	waits bool
 	// terms are those of the reservations, and slack by how much shorter they may be valid.
 	terms timing.Terms
 	slack time.Duration
@@ -52,7 +54,7 @@ type result struct {
 	tier int
 	// at is when the request may go, or never.
 	at int64
-	// nth counts the requests that go at the same instant, from 1, or is zero.
+	// nth counts the requests of all processes that go at the same instant, from 1, or is zero.
 	nth int64
 	// probe reports that the request is a probe, and shared that what remains at that instant is left to others until then.
 	probe, shared bool
@@ -70,8 +72,6 @@ type turn struct {
 	part, tier int
 	// left is the amount that the process may still reserve in that tier.
 	left int64
-	// instant is the last instant that is reserved, and nth counts the requests there.
-	instant, nth int64
 }
 
 // soonEnds is how long before the end of a pause requests are reserved behind it, in µs.
@@ -247,21 +247,34 @@ func (p *part) admits(from int64, cost []int64, headroom int64) (at int64, tier 
 		l, m = &later, p.moment(from)
 	}
 	at, tier = l.Earliest(m, algorithms.Request{Cost: cost, Headroom: headroom})
-	if at >= algorithms.Latest || p.plan.Exhausted(tier) {
+	switch {
+	case at >= algorithms.Latest || p.plan.Exhausted(tier):
 		return at, tier
+	case at > p.now.At && p.hasGuests(cost):
+		return algorithms.Latest, tier
 	}
 	if all := p.spread(cost); p.isHeld(all) {
-		if p.grantsFrom > at {
-			return p.grantsFrom, -1
+		if p.grantsFrom > p.now.At { // not even ahead: others have not reported what they hold
+			return algorithms.Latest, p.holdingTier()
 		}
 		if p.ahead != nil {
 			with := p.of(p.own, sum(all, p.ahead))
 			if e, t := l.Earliest(m, algorithms.Request{Cost: with}); e >= algorithms.Latest {
+				p.miss(p.lease)
 				return e, t
 			}
 		}
 	}
 	return at, tier
+}
+
+// holdingTier returns the first tier of a unit that the plan holds.
+func (p *part) holdingTier() int {
+	i := 0
+	for !p.plan.Holds(p.plan.UnitOf(i)) {
+		i++
+	}
+	return i
 }
 
 func sum(a, b []int64) []int64 {
@@ -335,7 +348,7 @@ func (c *claim) horizonOf(tier algorithms.Tier) int64 {
 	if window <= 0 {
 		return math.MaxInt64
 	}
-	return int64(float64(tier.Limit) * c.horizon.Seconds() / window.Seconds())
+	return int64(math.RoundToEven(float64(tier.Limit) * c.horizon.Seconds() / window.Seconds()))
 }
 
 // shareOf returns how much of the turn's tier the process has reserved for an instant, and the equal share of all that
@@ -360,7 +373,7 @@ func (c *claim) shareOf(at, free int64) (own, share int64) {
 
 // roomInBook returns how many requests the process may book, so that the rest of the book is left to others.
 func (p *part) roomInBook() int {
-	return min((mostBooked-len(p.book))/16, (mostRuns-runs(p.book))/4)
+	return min((mostBooked-len(p.book))/16, (mostRuns-runs(p.book))/4, (MostBytes-MostBytes/16-p.size)/32)
 }
 
 // admit reserves a request, and sets its result.
@@ -381,9 +394,9 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 		if early := sendFrom - got.at; early > 0 && b.guard > 0 {
 			b.guard += early
 		}
-		if p.isHeld(b.cost) || b.at > p.leaseEnds {
+		if p.hasOwner(b.cost, b.at) {
 			o := p.ownerOf(p.lease)
-			b.owner, o.expires, o.waits = o.id, max(o.expires, p.leaseEnds), 0
+			b.owner, o.expires, o.waits, o.missed = o.id, max(o.expires, p.leaseEnds), 0, 0
 		}
 		if free != nil {
 			b.guard = min(b.guard, p.book[free[i]].guard)
@@ -396,6 +409,7 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 		}
 		got.guards = append(got.guards, b.guard)
 		c.startProbe(p, r, got)
+		p.ahead = p.wantedBefore(p.lease) // the others have a turn
 	}
 	if c.room--; got.at <= c.parts[0].now.At {
 		return
@@ -408,10 +422,7 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 		t.left -= c.amount(r)
 		c.parts[t.part].took(c.there(c.parts[t.part], got.at), c.amount(r))
 	}
-	if t.nth++; got.at != t.instant {
-		t.instant, t.nth = got.at, 1
-	}
-	got.nth = t.nth
+	got.nth = c.parts[0].bookedAt(c.there(c.parts[0], got.at))
 }
 
 // ends returns the tier that ends an instant: it refuses the first of the requests like one that do not fit
@@ -449,7 +460,7 @@ func (p *part) reserve(b booking) (f algorithms.Flight) {
 	if b.at <= p.now.At {
 		return p.charge(&b)
 	}
-	p.chargeTo(p.total(), p.own, &b)
+	p.chargeTo(p.total(), p.own, &b, p.owner(b.owner), true)
 	p.book, p.changed = append(p.book, b), true
 	return 0
 }
@@ -493,21 +504,24 @@ func (c *claim) startProbe(p *part, r *store.Request, got *result) {
 func (c *claim) await(r *store.Request) {
 	costs := c.costs(r)
 	for i, p := range c.parts {
-		wants := p.spread(costs[i])
-		if p.lease == nil || r.IsDryRun() || r.MaxWait == 0 || !p.isHeld(wants) {
+		wants := slices.Clone(p.spread(costs[i]))
+		if !p.waits || r.IsDryRun() || r.MaxWait == 0 || !p.isHeld(wants) {
 			continue
 		}
 		o := p.ownerOf(p.lease)
-		if o.expires < p.leaseEnds-(p.leaseEnds-p.now.At)/4 {
-			o.expires, p.changed = p.leaseEnds, true
+		for u := range wants {
+			if p.kinds[u] == 0 {
+				wants[u] = 0
+			}
 		}
 		if o.waits == 0 {
-			o.waits, o.wants, p.changed = p.now.At, make([]int64, len(wants)), true
-			for u, n := range wants {
-				if p.holds[u] {
-					o.wants[u] = n
-				}
-			}
+			o.waits = p.now.At
+		}
+		if o.waits == p.now.At || o.missed > 0 || !slices.Equal(o.wants, wants) {
+			o.expires, o.missed, o.wants, p.changed = p.leaseEnds, 0, wants, true
 		}
 	}
 }
+
+// hasOwner reports whether a request of a cost that goes at an instant has an owner.
+func (p *part) hasOwner(cost []int64, at int64) bool { return p.isHeld(cost) || at > p.leaseEnds }

@@ -3,9 +3,7 @@ package kept
 import (
 	"context"
 	"errors"
-	"maps"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"time"
 
@@ -70,7 +68,8 @@ func (n *news) run() {
 			return
 		}
 		for _, q := range look {
-			if err := q.transact(ctx, nil); err != nil && !errors.Is(err, store.ErrUnavailable) {
+			err := q.transact(ctx, nil)
+			if err != nil && !errors.Is(err, store.ErrUnavailable) && (q.pausedFor() <= 0 || q.isClosed()) {
 				n.forget(q) // the keeper is closed, or an operator is needed
 			}
 		}
@@ -94,8 +93,10 @@ func (n *news) review() (look []*quota, any bool) {
 			delete(n.wanted, name)
 		}
 	}
-	if !n.listens {
-		look = slices.Collect(maps.Values(n.wanted))
+	for _, q := range n.wanted {
+		if !n.listens || q.isAlone() {
+			look = append(look, q)
+		}
 	}
 	return look, len(n.wanted) > 0
 }

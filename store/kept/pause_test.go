@@ -38,20 +38,20 @@ func deafFleet(t testing.TB, ways ...time.Duration) *fleet {
 	return f
 }
 
-// A log is when requests were admitted.
-type log struct {
+// Admissions are when requests were admitted.
+type admissions struct {
 	mu sync.Mutex
 	at []time.Time
 }
 
-func (l *log) add() {
+func (l *admissions) add() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.at = append(l.at, time.Now())
 }
 
 // between returns how many requests were admitted from one instant until before another.
-func (l *log) between(from, to time.Time) (n int) {
+func (l *admissions) between(from, to time.Time) (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, at := range l.at {
@@ -64,8 +64,8 @@ func (l *log) between(from, to time.Time) (n int) {
 
 // keepAsking lets callers of each limiter wait again and again until the context ends, and answers each request as it
 // was served.
-func keepAsking(ctx context.Context, limiters []*throttle.Limiter, callers int) (admitted *log, wait func()) {
-	admitted = new(log)
+func keepAsking(ctx context.Context, limiters []*throttle.Limiter, callers int) (admitted *admissions, wait func()) {
+	admitted = new(admissions)
 	var wg sync.WaitGroup
 	for _, l := range limiters {
 		for range callers {
@@ -176,7 +176,7 @@ func TestOneProbeOfFleet(t *testing.T) {
 		end := time.Now().Add(5 * time.Second)
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
-		admitted := new(log)
+		admitted := new(admissions)
 		var wg sync.WaitGroup
 		for _, l := range all {
 			for range 4 {

@@ -14,8 +14,8 @@ import (
 )
 
 // ask lets callers of each limiter wait again and again until the context ends.
-func ask(ctx context.Context, limiters []*throttle.Limiter, callers int) (admitted *log, wait func()) {
-	admitted = new(log)
+func ask(ctx context.Context, limiters []*throttle.Limiter, callers int) (admitted *admissions, wait func()) {
+	admitted = new(admissions)
 	var wg sync.WaitGroup
 	for _, l := range limiters {
 		for range callers {
