@@ -251,6 +251,7 @@ func (q *quota) reportAfter(delay time.Duration) {
 		if errors.Is(err, store.ErrUnavailable) {
 			q.reportAfter(reportAgain/2 + rand.N(reportAgain/2))
 		}
+		q.store.forget(q.entry)
 		return err
 	})
 }
@@ -394,12 +395,13 @@ func (q *quota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 
 // Close leaves the quota in the keeper until it decides as none would.
 func (q *quota) Close() {
-	if q.line.Close() { // requests in flight land with their guard
+	if q.line.Close() && !q.store.options.Ahead { // requests in flight land with their guard
 		q.entry.mu.Lock()
 		q.pending = nil
 		q.entry.mu.Unlock()
 	}
 	q.close()
+	q.reportSoon()
 }
 
 // Forecast works on the result of the last transaction.

@@ -174,10 +174,17 @@ func (s *Store) entry(name []byte) *entry {
 
 // close closes the entry for one opener.
 func (e *entry) close() {
-	s := e.store
+	e.store.mu.Lock()
+	e.openers--
+	e.store.mu.Unlock()
+	e.store.forget(e)
+}
+
+// forget forgets an entry without openers that has nothing to report.
+func (s *Store) forget(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e.openers--; e.openers == 0 && e.isIdle() {
+	if e.openers == 0 && e.isIdle() && s.entries[string(e.name)] == e {
 		delete(s.entries, string(e.name))
 	}
 }
