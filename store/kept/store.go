@@ -366,8 +366,9 @@ func (x *transaction) change(v View, index []int) ([]Write, error) {
 		x.crossed = append(x.crossed, p.crossings())
 		writes[index[i]] = p.finish()
 		if v := writes[index[i]].Value; x.quotas[i].store.options.Ahead && len(v) > MostBytes {
-			return nil, fmt.Errorf("the state has %d bytes, of which %d are for %d processes that hold places or estimates, and %d at most: let fewer processes share it, or use package distributed",
-				len(v), len(appendOwners(nil, p.owners, p.last)), len(p.owners), MostBytes)
+			owners := len(appendOwners(nil, p.owners, p.last))
+			return nil, fmt.Errorf("the state has %d bytes, and may have %d: %d of them are for %d processes that hold places or estimates, and the others for %d tiers under %d policies: use fewer of them, SlidingWindow instead of SlidingLog, or package distributed",
+				len(v), MostBytes, owners, len(p.owners), len(p.plan.Tiers()), len(p.ledgers))
 		}
 	}
 	return writes, nil
