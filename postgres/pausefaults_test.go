@@ -63,7 +63,7 @@ func TestPauseReachesSleepers(t *testing.T) {
 					select {
 					case <-stop:
 						return
-					case <-time.After(20 * time.Millisecond):
+					case <-time.After(100 * time.Millisecond):
 					}
 				}
 			}()
@@ -122,6 +122,7 @@ func TestPauseIsRestored(t *testing.T) {
 			lose(t, db, k)
 			began := time.Now()
 			waitUntil(t, "another process is paused", func() bool {
+				time.Sleep(50 * time.Millisecond)
 				s, err := new.Status(t.Context())
 				return err == nil && s.Paused > 0
 			})
