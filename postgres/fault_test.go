@@ -193,20 +193,16 @@ func (f *fleet) between(from, to time.Time) (n int) {
 func (f *fleet) fullRate(over time.Time) time.Time {
 	const during = 4200 * time.Millisecond
 	f.mu.Lock()
-	all := slices.SortedFunc(slices.Values(f.admitted), time.Time.Compare)
-	f.mu.Unlock()
-	for i, at := range all {
-		if at.Before(over) || time.Since(at) < during {
-			continue
+	defer f.mu.Unlock()
+	all := f.admitted
+	slices.SortFunc(all, time.Time.Compare)
+	first, _ := slices.BinarySearchFunc(all, over, time.Time.Compare)
+	for last := first; first < len(all) && time.Since(all[first]) >= during; first++ {
+		for last < len(all) && all[last].Sub(all[first]) < during {
+			last++
 		}
-		n := 0
-		for _, next := range all[i:] {
-			if next.Sub(at) < during {
-				n++
-			}
-		}
-		if n >= steady(during)*9/10 {
-			return at
+		if last-first >= steady(during)*9/10 {
+			return all[first]
 		}
 	}
 	return time.Time{}
@@ -218,6 +214,7 @@ func (f *fleet) finish(fault string, over time.Time, most int) {
 	f.t.Helper()
 	var back time.Time
 	waitUntil(f.t, "the full rate is back", func() bool {
+		time.Sleep(200 * time.Millisecond)
 		back = f.fullRate(over)
 		return !back.IsZero()
 	})
@@ -270,6 +267,7 @@ func (f *fleet) checkNothingLeft() {
 		return
 	}
 	waitUntil(f.t, "the server has no connection of the fleet", func() bool {
+		time.Sleep(500 * time.Millisecond)
 		return f.db.Exec("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fleet' AND datname = current_database()") == "0"
 	})
 }

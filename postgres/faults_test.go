@@ -304,6 +304,7 @@ func noConnectionFree(t *testing.T) {
 					<-ctx.Done()
 					c.Close(context.Background())
 				}
+				time.Sleep(100 * time.Millisecond)
 			}
 		})
 	}

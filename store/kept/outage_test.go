@@ -12,17 +12,19 @@ import (
 	"github.com/apithrottle/throttle/store/kept"
 )
 
-// pausable are two processes with a quota.
+// pausable are three processes with a quota, of which the last one has not called.
 func pausable(t *testing.T) (*fleet, []*throttle.Limiter) {
-	f := newFleet(t, 10*time.Millisecond, 10*time.Millisecond)
+	f := newFleet(t, 10*time.Millisecond, 10*time.Millisecond, 10*time.Millisecond)
 	var limiters []*throttle.Limiter
-	for _, s := range f.stores {
+	for i, s := range f.stores {
 		l, err := throttle.New(throttle.Policy{Name: "paused", Tiers: []throttle.Tier{throttle.PerSecond(50)}}, s)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := l.Wait(t.Context()); err != nil {
-			t.Fatal(err)
+		if i < 2 {
+			if err := l.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 		}
 		limiters = append(limiters, l)
 	}
@@ -84,12 +86,17 @@ func TestPauseOutlivesALostState(t *testing.T) {
 					t.Fatal(err)
 				}
 				lose(f, old)
-				// The other process is first, often enough to hide that the state is an older one.
-				ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+				// A process that knows nothing is first, often enough to hide that the state is an older one.
+				ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 				defer cancel()
-				for limiters[1].Wait(ctx) == nil {
+				for limiters[2].Wait(ctx) == nil {
 				}
-				_, _ = limiters[0].Status(t.Context())
+				for range 5 {
+					if _, err := limiters[0].Status(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+					time.Sleep(50 * time.Millisecond)
+				}
 				checkPaused(t, limiters, until)
 			})
 		})
