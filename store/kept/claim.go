@@ -56,8 +56,8 @@ type result struct {
 	at int64
 	// nth counts the requests of all processes that go at the same instant, from 1, or is zero.
 	nth int64
-	// probe reports that the request is a probe, and shared that what remains at that instant is left to others until then.
-	probe, shared bool
+	// probe reports that the request is a probe.
+	probe bool
 	// guards are by part how long the request counts.
 	guards []int64
 	flight algorithms.Flight
@@ -130,8 +130,6 @@ func (c *claim) decideOne(r *store.Request, first bool) (got result, ok bool) {
 		got.verdict, got.at, got.tier = store.Later, now+c.horizon.Microseconds(), -1
 	case !first && !c.isInTurn(&got, r):
 		return got, false
-	case first && got.at > now && c.beginTurn(r, got.at): // the places that remain at that instant are left to others until then
-		got.verdict, got.shared = store.Later, true
 	default:
 		c.admit(r, &got, notBefore)
 	}
@@ -317,58 +315,22 @@ func (c *claim) amount(r *store.Request) int64 {
 	return c.costs(r)[t.part][c.parts[t.part].plan.UnitOf(t.tier)]
 }
 
-// beginTurn begins the turn with a request for an instant to come. It reports whether the process has reserved its share
-// of that instant.
-func (c *claim) beginTurn(r *store.Request, at int64) (taken bool) {
+// beginTurn begins the turn with a request for an instant to come.
+func (c *claim) beginTurn(r *store.Request, at int64) {
 	t := &c.turn
 	t.begun = true
-	tier, fit := c.ends(r, at)
-	if t.part, t.tier = c.decider(tier); t.tier < 0 {
-		return false
+	if t.part, t.tier = c.decider(c.ends(r, at)); t.tier < 0 {
+		return
 	}
-	amount := c.amount(r)
-	t.left = max(amount, c.horizonOf(c.parts[t.part].plan.Tiers()[t.tier]))
-	own, share := c.shareOf(at, int64(fit)*amount)
-	if share <= 3*t.left { // turns are equal enough
-		return false
-	}
-	if at-c.parts[0].now.At <= c.horizon.Microseconds() { // all have asked by now who wait
-		t.left = share
-	}
-	t.left = min(t.left, share-own)
-	return t.left < amount && own > 0
-}
-
-// horizonOf returns how much a tier admits in a horizon.
-func (c *claim) horizonOf(tier algorithms.Tier) int64 {
+	tier := c.parts[t.part].plan.Tiers()[t.tier]
 	window := tier.Window
 	if tier.Algorithm == algorithms.Calendar {
 		window = tier.Period.Longest()
 	}
-	if window <= 0 {
-		return math.MaxInt64
+	t.left = math.MaxInt64
+	if window > 0 {
+		t.left = int64(math.RoundToEven(float64(tier.Limit) * c.horizon.Seconds() / window.Seconds()))
 	}
-	return int64(math.RoundToEven(float64(tier.Limit) * c.horizon.Seconds() / window.Seconds()))
-}
-
-// shareOf returns how much of the turn's tier the process has reserved for an instant, and the equal share of all that
-// have waited lately, if so much is free there.
-func (c *claim) shareOf(at, free int64) (own, share int64) {
-	p, u := c.parts[c.turn.part], c.parts[c.turn.part].plan.UnitOf(c.turn.tier)
-	at = c.there(p, at)
-	p.review(at)
-	for _, b := range p.book {
-		if b.at == at {
-			free += p.of(p.own, b.cost)[u]
-		}
-	}
-	n := int64(len(p.sharers))
-	if s := p.sharer(p.lease); s != nil {
-		own = s.took
-	} else {
-		n++
-	}
-	return own, free / n // a remainder goes to whoever comes first
 }
 
 // roomInBook returns how many requests the process may book, so that the rest of the book is left to others.
@@ -413,7 +375,6 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 	}
 	if t.tier >= 0 {
 		t.left -= c.amount(r)
-		c.parts[t.part].took(c.there(c.parts[t.part], got.at), c.amount(r))
 	}
 	got.nth = c.parts[0].bookedAt(c.there(c.parts[0], got.at))
 }
@@ -432,8 +393,8 @@ func (p *part) booking(at int64, cost []int64, early int64) booking {
 }
 
 // ends returns the tier that ends an instant: it refuses the first of the requests like one that do not fit
-// there. fit is how many fit.
-func (c *claim) ends(r *store.Request, at int64) (tier, fit int) {
+// there.
+func (c *claim) ends(r *store.Request, at int64) (tier int) {
 	refuses := func(count int) bool {
 		more := store.Request{Cost: slices.Clone(r.Cost)}
 		for u := range more.Cost {
@@ -458,7 +419,7 @@ func (c *claim) ends(r *store.Request, at int64) (tier, fit int) {
 		}
 	}
 	refuses(most)
-	return tier, most - 1
+	return tier
 }
 
 // reserve books a request, or charges it if its instant has come.

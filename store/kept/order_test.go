@@ -256,14 +256,11 @@ func TestEqualTurns(t *testing.T) {
 		tiers []throttle.Tier
 		costs []throttle.Cost
 	}{
-		"two tiers":  {[]throttle.Tier{throttle.PerSecond(10), {Limit: 200, Window: 30 * time.Second}}, []throttle.Cost{nil}},
-		"bucket":     {[]throttle.Tier{{Limit: 10, Window: time.Second, Burst: 3, Algorithm: throttle.TokenBucket}}, []throttle.Cost{nil}},
-		"slow":       {[]throttle.Tier{{Limit: 30, Window: 10 * time.Second, Burst: 2, Algorithm: throttle.TokenBucket}}, []throttle.Cost{nil}},
-		"windows":    {[]throttle.Tier{{Limit: 32, Window: 10 * time.Second}}, []throttle.Cost{nil}},
-		"fixed":      {[]throttle.Tier{{Limit: 20, Window: 5 * time.Second, Algorithm: throttle.FixedWindow}}, []throttle.Cost{nil}},
-		"two units":  {[]throttle.Tier{throttle.PerSecond(50), {Limit: 1000, Window: time.Second, Unit: "tokens"}}, []throttle.Cost{{"tokens": 100}, {"tokens": 100}}},
-		"like costs": {[]throttle.Tier{throttle.PerSecond(40), {Limit: 1000, Window: 10 * time.Second, Unit: "tokens"}}, []throttle.Cost{{"tokens": 5}, {"tokens": 5}}},
-		"gcra":       {[]throttle.Tier{{Limit: 600, Window: time.Minute, Burst: 5, Algorithm: throttle.GCRA}}, []throttle.Cost{nil}},
+		"two tiers": {[]throttle.Tier{throttle.PerSecond(10), {Limit: 200, Window: 30 * time.Second}}, []throttle.Cost{nil}},
+		"bucket":    {[]throttle.Tier{{Limit: 10, Window: time.Second, Burst: 3, Algorithm: throttle.TokenBucket}}, []throttle.Cost{nil}},
+		"slow":      {[]throttle.Tier{{Limit: 30, Window: 10 * time.Second, Burst: 2, Algorithm: throttle.TokenBucket}}, []throttle.Cost{nil}},
+		"two units": {[]throttle.Tier{throttle.PerSecond(50), {Limit: 1000, Window: time.Second, Unit: "tokens"}}, []throttle.Cost{{"tokens": 100}, {"tokens": 100}}},
+		"gcra":      {[]throttle.Tier{{Limit: 600, Window: time.Minute, Burst: 5, Algorithm: throttle.GCRA}}, []throttle.Cost{nil}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFleet(t, farAndNear...)

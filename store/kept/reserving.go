@@ -170,7 +170,7 @@ func (t *trip) decision(r store.Request, res *result) store.Decision {
 		if soon := q.timing.Soon(); d.Wait > soon {
 			d.Wait -= soon / 2
 		}
-	case t.alone, res.shared:
+	case t.alone:
 	default:
 		d.Wait = min(d.Wait, q.store.options.Horizon)
 	}

@@ -42,9 +42,6 @@ type state struct {
 	book []booking
 	// owners are the processes that hold places or estimates, or wait for some.
 	owners []owner
-	// sharers are the processes that have lately reserved times to come, and shared is the last of these instants.
-	sharers []sharer
-	shared  int64
 }
 
 // A record is the ledger of one plan.
@@ -128,7 +125,7 @@ func (s *state) appendRest(b []byte) []byte {
 		data, _ := r.ledger.AppendBinary(nil)
 		b = appendBytes(b, data)
 	}
-	return s.appendSharers(appendOwners(appendBook(b, s.book, s.owners, s.last), s.owners, s.last))
+	return appendOwners(appendBook(b, s.book, s.owners, s.last), s.owners, s.last)
 }
 
 func appendBytes[T string | []byte](b []byte, data T) []byte {
@@ -181,7 +178,6 @@ func (s *state) readRest(r *reader) {
 	}
 	s.book = r.book(len(units), s.last)
 	s.owners = r.owners(len(units), s.last)
-	s.readSharers(r)
 	r.bad = r.bad || !nameOwners(s.book, s.owners)
 }
 
