@@ -43,6 +43,8 @@ type begins struct {
 	state int64
 	// owned reports that its booking has the lease's owner.
 	owned bool
+	// ended reports that some of what it holds has ended.
+	ended bool
 }
 
 func newLease(p *algorithms.Plan) *lease {
@@ -89,13 +91,25 @@ func (l *lease) add(state, at int64, cost []int64, owned bool) {
 }
 
 // find returns what a request of another plan, for an instant, holds, and its index among those that have not begun, or
-// -1. It needs mu.
-func (l *lease) find(p *algorithms.Plan, at int64, cost []int64) (held []int64, ahead int) {
-	ahead = slices.IndexFunc(l.ahead, func(b begins) bool { return b.at == at && slices.Equal(b.cost, cost) })
+// -1. Of several that are alike it is one that still holds what ends. It needs mu.
+func (l *lease) find(p *algorithms.Plan, at int64, cost []int64, ends func(unit int) bool) (held []int64, ahead int) {
+	ahead = slices.IndexFunc(l.ahead, func(b begins) bool {
+		return b.at == at && slices.Equal(b.cost, cost) && b.holds(ends)
+	})
 	if ahead >= 0 {
 		return l.ahead[ahead].held, ahead
 	}
 	return l.stillHeld(p, at, cost), ahead
+}
+
+// holds reports whether the request holds something in one of some units, or nothing of it has ended.
+func (b *begins) holds(ends func(unit int) bool) bool {
+	for u, n := range b.held {
+		if n > 0 && ends(u) {
+			return true
+		}
+	}
+	return !b.ended
 }
 
 // stillHeld returns the part of an amount, of a request of another plan for an instant, that is held under the plan. It needs mu.
@@ -114,7 +128,10 @@ func (l *lease) stillHeld(p *algorithms.Plan, at int64, cost []int64) []int64 {
 func (l *lease) end(p *algorithms.Plan, at int64, cost, actual []int64, settled bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	held, _ := l.find(p, at, cost)
+	held, ahead := l.find(p, at, cost, func(u int) bool { return l.plan.Estimated(u) == settled })
+	if ahead >= 0 {
+		l.ahead[ahead].ended = true
+	}
 	if actual != nil {
 		actual = l.stillHeld(p, at, actual)
 	}
@@ -136,7 +153,7 @@ func (l *lease) end(p *algorithms.Plan, at int64, cost, actual []int64, settled 
 func (l *lease) giveBack(p *algorithms.Plan, at int64, cost []int64) (isFree bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	held, ahead := l.find(p, at, cost)
+	held, ahead := l.find(p, at, cost, func(int) bool { return true })
 	for u, n := range held {
 		l.held[u] -= n
 		l.changes += n
