@@ -32,7 +32,7 @@ type lease struct {
 	crossed func([]algorithms.Crossing)
 }
 
-// A begins is an admitted request that begins at an instant of the quota's clock.
+// A begins is an admitted request that begins at an instant of the quota's clock. Its cost is what it holds.
 type begins struct {
 	at   int64
 	cost []int64
@@ -68,17 +68,18 @@ func (l *lease) rebase(p *algorithms.Plan) {
 func (l *lease) add(at int64, cost []int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if cost = l.plan.TranslateHeld(l.plan, cost); isFree(cost) {
+		return
+	}
 	l.ahead = append(l.ahead, begins{at, cost})
 	for u, n := range cost {
-		if l.plan.Holds(u) {
-			l.held[u] += n
-		}
+		l.held[u] += n
 	}
 }
 
-// end takes a request's places off the held ones, or its estimates if settled is set. Their actual cost is zero if
-// nil.
-func (l *lease) end(p *algorithms.Plan, cost, actual []int64, settled bool) {
+// end takes the places of a request that begins at an instant off the held ones, or its estimates if settled is
+// set. Their actual cost is zero if nil.
+func (l *lease) end(p *algorithms.Plan, at int64, cost, actual []int64, settled bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	cost = l.plan.TranslateHeld(p, cost)
@@ -94,7 +95,7 @@ func (l *lease) end(p *algorithms.Plan, cost, actual []int64, settled bool) {
 			l.settled[u] += actual[u]
 		}
 	}
-	if i := slices.IndexFunc(l.ahead, func(b begins) bool { return slices.Equal(b.cost, cost) }); i >= 0 && !settled {
+	if i := slices.IndexFunc(l.ahead, func(b begins) bool { return b.at == at && slices.Equal(b.cost, cost) }); i >= 0 && !settled {
 		l.ahead = slices.Delete(l.ahead, i, i+1)
 	}
 	l.unreported = true
@@ -140,9 +141,7 @@ func (l *lease) report(now int64) report {
 	r := report{slices.Clone(l.held), slices.Clone(l.settled), slices.Clone(l.confirmed)}
 	for _, b := range l.ahead {
 		for u, n := range b.cost {
-			if l.plan.Holds(u) {
-				r.held[u] -= n
-			}
+			r.held[u] -= n
 		}
 	}
 	return r

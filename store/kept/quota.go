@@ -190,15 +190,15 @@ func (e *entry) endProbe(d store.Decision, answered bool) {
 }
 
 // Release is recorded with the next transaction, or soon.
-func (q *quota) Release(_ store.Decision, cost []int64) {
+func (q *quota) Release(d store.Decision, cost []int64) {
 	if q.lease != nil && q.given.Concurrent() {
-		q.lease.end(q.plan, cost, nil, false)
+		q.lease.end(q.plan, d.At, cost, nil, false)
 		q.freed()
 	}
 }
 
 // Settle is recorded with the next transaction, or soon.
-func (q *quota) Settle(_ store.Decision, cost, actual []int64, crossed func([]algorithms.Crossing)) {
+func (q *quota) Settle(d store.Decision, cost, actual []int64, crossed func([]algorithms.Crossing)) {
 	if q.lease == nil || !q.given.Estimates() {
 		return
 	}
@@ -207,7 +207,7 @@ func (q *quota) Settle(_ store.Decision, cost, actual []int64, crossed func([]al
 		q.lease.crossed = crossed
 		q.lease.mu.Unlock()
 	}
-	q.lease.end(q.plan, cost, actual, true)
+	q.lease.end(q.plan, d.At, cost, actual, true)
 	q.freed()
 }
 
@@ -294,8 +294,8 @@ func (q *quota) Resume(ctx context.Context) error {
 
 func (q *quota) Return(ctx context.Context, d store.Decision, cost []int64) error {
 	if q.lease != nil {
-		q.lease.end(q.plan, cost, nil, false)
-		q.lease.end(q.plan, cost, nil, true)
+		q.lease.end(q.plan, d.At, cost, nil, false)
+		q.lease.end(q.plan, d.At, cost, nil, true)
 	} else if d.Flight == algorithms.Landed && !d.Probe {
 		return nil
 	}

@@ -478,8 +478,8 @@ func (q *reserving) Cancel(reserved []store.Decision) {
 
 // giveBack returns what a reservation holds and its time. unused reports that no caller has used it.
 func (q *reserving) giveBack(d store.Decision, cost []int64, unused bool) {
-	q.lease.end(q.plan, cost, nil, false)
-	q.lease.end(q.plan, cost, nil, true)
+	q.lease.end(q.plan, d.At, cost, nil, false)
+	q.lease.end(q.plan, d.At, cost, nil, true)
 	q.endProbe(d, false)
 	r := d.Reservation
 	if r == nil || !timing.RefundableUntil(r, unused).After(time.Now()) {
