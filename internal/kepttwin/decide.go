@@ -19,6 +19,9 @@ func (x *trace) take(s *state, p int, r store.Request, got store.Decision) {
 	case s.pause.Banned > s.now.At:
 		want.Verdict, want.Wait, want.Tier = store.Closed, s.now.Until(s.pause.Banned), -1
 	case s.pause.Until > s.now.At:
+		if s.pause.Probing && own.ledger.Probing(tier) { // its wait ends with the response to the probe
+			at = s.now.At
+		}
 		if want.Wait = s.now.Until(max(at, s.pause.Until)); at <= s.pause.Until {
 			if want.Tier = -1; s.pause.Probing {
 				want.Tier = store.Probing
@@ -77,14 +80,14 @@ func (x *trace) decide(s *state, p int, r store.Request, got store.Decision, beh
 		if may[0] = store.Ready; max(at, opens) > s.now.At {
 			may[0] = store.Later
 		}
+	case opens > s.now.At && s.pause.Probing: // until its response comes, which is not known
+		may = []store.Verdict{store.Later, store.Late}
 	case late && r.MaxWait == 0 && got.Verdict == store.Later:
 		may[0] = store.Later
 	case late && (r.YieldFor == 0 || r.YieldFor > r.MaxWait):
 		may[0] = store.Late
-	case opens > s.now.At && (s.pause.Probing || opens > s.now.At+250_000):
-		if may[0] = store.Later; got.Tier == store.Probing && s.pause.Probing {
-			tier = got.Tier
-		}
+	case opens > s.now.At+250_000:
+		may[0] = store.Later
 	case r.YieldFor > 0 && at > s.now.At:
 		may = append(may, store.Later)
 	}
@@ -122,7 +125,7 @@ func (x *trace) admit(s *state, p int, r store.Request, got store.Decision, expe
 	s.forgetUnits()
 	n := len(s.book)
 	if err := s.reserve(b, expected); err != nil {
-		x.errorf("request %+v: %v", r, err)
+		x.errorf("request %+v of process %d: %v, book %v, now %v, %d plans, paused %v, takes %v", r, p, err, s.book, s.now, len(s.ledgers), s.pause, got)
 		return
 	}
 	x.count.Admitted++
@@ -266,13 +269,14 @@ func (x *trace) observe(o open) {
 func (x *trace) cancel(o open) {
 	x.trail = append(x.trail, fmt.Sprint("cancel", x.state.now.At%1e10))
 	unused := x.IntN(2) == 0
-	x.endHeld(o)
+	returned := false
+	x.endHeld(o, &returned)
 	x.endProbe(o, false)
 	if b := (booked{at: o.At, guard: o.Reservation.Guard.Microseconds()}); refundable(o.Decision, unused) && !o.stale {
 		x.later(o, func(s *state) {
 			cost := x.processes[o.process].plan.Translate(o.plan, o.cost)
 			b.cost = amountOf(x.processes[o.process].plan, cost)
-			s.giveBack(b)
+			returned = s.giveBack(b)
 		})
 	}
 	if unused {
@@ -282,16 +286,34 @@ func (x *trace) cancel(o open) {
 	}
 }
 
-// endHeld ends the places and the estimates of a request that was not sent, if it has begun.
-func (x *trace) endHeld(o open) {
-	x.ends(o, func(s *state, c *counted) {
-		if o.At > s.now.At || !holdsAny(o.plan, o.cost) {
-			return
+// endHeld ends the places and the estimates of a request that was not sent, when it has begun. It does not begin if
+// its time was returned.
+func (x *trace) endHeld(o open, returned *bool) {
+	if o.stale || !holdsAny(o.plan, o.cost) {
+		return
+	}
+	p := x.processes[o.process]
+	var end func(s *state)
+	end = func(s *state) {
+		switch {
+		case *returned:
+		case o.At > s.now.At:
+			p.ended = append(p.ended, end)
+		default:
+			s.endHeld(o)
 		}
+	}
+	p.ended = append(p.ended, end)
+}
+
+// endHeld ends the places and the estimates of a request in all ledgers.
+func (s *state) endHeld(o open) {
+	for i := range s.ledgers {
+		c := &s.ledgers[i]
 		cost := amountOf(o.plan, o.cost).of(c.plan)
 		c.ledger.Release(cost)
 		c.ledger.Settle(s.now, cost, make([]int64, len(cost)))
-	})
+	}
 }
 
 // giveBack returns a request that was not sent, where nothing is reserved ahead.
@@ -316,5 +338,5 @@ func (x *trace) giveBack(o open) {
 		}
 	})
 	x.endProbe(o, false)
-	x.call(o.process, false, func() { _ = o.quota.Return(x.ctx, o.Decision, o.cost) }, func(*state) {})
+	x.call(o.process, false, func() error { return o.quota.Return(x.ctx, o.Decision, o.cost) }, func(*state) {})
 }

@@ -2,6 +2,7 @@ package kepttwin
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -74,6 +75,8 @@ type state struct {
 	pause        pause.State
 	exact        int64
 	waiters      map[int]waiter
+	// turn are the waiters at the beginning of the call that is decided.
+	turn map[int]waiter
 }
 
 func (s *state) clone() state {
@@ -82,10 +85,7 @@ func (s *state) clone() state {
 	for i := range c.ledgers {
 		c.ledgers[i].ledger = c.ledgers[i].ledger.Clone()
 	}
-	c.waiters = make(map[int]waiter)
-	for p, w := range s.waiters {
-		c.waiters[p] = w
-	}
+	c.waiters = maps.Clone(s.waiters)
 	return c
 }
 
@@ -191,9 +191,9 @@ func (s *state) earliest(p *algorithms.Plan, process int, r store.Request, behin
 	if at >= algorithms.Latest || p.Exhausted(tier) || !holdsAny(p, r.Cost) {
 		return at, tier
 	}
-	own, waits := s.waiters[process]
+	own, waits := s.turn[process]
 	all, others := slices.Clone(r.Cost), false
-	for q, w := range s.waiters {
+	for q, w := range s.turn {
 		if q != process && (!waits || w.since < own.since) {
 			others = true
 			for u, n := range w.wants.of(p) {
@@ -237,8 +237,9 @@ func (s *state) reserve(b booked, expected int64) error {
 	return nil
 }
 
-// giveBack returns a reservation. If others are behind it, its time stays booked, for others to take.
-func (s *state) giveBack(b booked) {
+// giveBack returns a reservation. If others are behind it, its time stays booked, for others to
+// take. It reports whether the time was still to come.
+func (s *state) giveBack(b booked) (toCome bool) {
 	i := slices.IndexFunc(s.book, func(o booked) bool {
 		return !o.free && o.at == b.at && o.guard == b.guard && o.cost.equal(b.cost)
 	})
@@ -247,12 +248,13 @@ func (s *state) giveBack(b booked) {
 		for n := len(s.book); n > 0 && s.book[n-1].free; n = len(s.book) {
 			s.book = s.book[:n-1]
 		}
-		return
+		return true
 	}
 	for i := range s.ledgers {
 		c := &s.ledgers[i]
 		c.ledger.Refund(s.now, b.at, b.guard, b.cost.of(c.plan), c.holds())
 	}
+	return false
 }
 
 // status returns the state of the tiers, with the requests to come.

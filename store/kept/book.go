@@ -21,7 +21,7 @@ type booking struct {
 // The bounds of a book, which keep a value below 16 KB.
 const (
 	mostBooked = 8192 // bookings
-	mostRuns   = 768 // runs of bookings that are evenly spaced
+	mostRuns   = 768  // runs of bookings that are evenly spaced
 )
 
 // appendBook appends the bookings as runs of equal ones that are evenly spaced.

@@ -349,7 +349,7 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 		}
 		if free != nil {
 			b.guard = min(b.guard, p.book[free[i]].guard)
-			p.book[free[i]], p.changed = b, true
+			p.takeOver(free[i], b)
 		} else {
 			f := p.reserve(b)
 			if i == 0 {
@@ -403,6 +403,15 @@ func (c *claim) ends(r *store.Request, at int64) (tier int) {
 	}
 	refuses(most)
 	return tier
+}
+
+// takeOver books a request in place of a free booking.
+func (p *part) takeOver(i int, b booking) {
+	free := &p.book[i]
+	if b.guard != free.guard || !slices.Equal(b.cost, free.cost) {
+		p.whole = nil
+	}
+	*free, p.changed = b, true
 }
 
 // reserve books a request, or charges it if its instant has come.

@@ -201,7 +201,9 @@ func (t *txn) apply(l *lease, until int64) report {
 func (t *txn) end(held, actual []int64) {
 	t.each(held, func(l *algorithms.Ledger, cost []int64) { l.Release(cost) })
 	for i := range t.ledgers {
-		t.ledgers[i].ledger.Settle(t.now, t.of(i, held), t.of(i, actual))
+		if l := &t.ledgers[i].ledger; l.Plan().Estimates() {
+			l.Settle(t.now, t.of(i, held), t.of(i, actual))
+		}
 	}
 }
 

@@ -269,13 +269,13 @@ func (q *reserving) renewFor(p *part, r *store.Reservation) {
 // trackProbe keeps the others waiting for the response to a probe for as long as this process lives, and lets them
 // go on if nobody will report a response.
 func (q *reserving) trackProbe(d store.Decision, r store.Request) {
+	if !r.Held {
+		return
+	}
 	q.entry.mu.Lock()
 	q.probes[d.Epoch] = struct{}{}
 	q.entry.mu.Unlock()
-	end := d.Reservation.Start.Add(d.Reservation.Guard + store.ProbeTimeout)
-	if r.Held {
-		q.extendProbe(d, end)
-	}
+	q.extendProbe(d, d.Reservation.Start.Add(d.Reservation.Guard+store.ProbeTimeout))
 }
 
 // extendProbe extends the wait for a probe until its end.
@@ -487,7 +487,7 @@ func (q *reserving) giveBack(d store.Decision, cost []int64, unused bool) {
 	}
 	q.enqueue(func(t *txn) {
 		if t.birth == r.State {
-			t.refund(q.plan, r, cost)
+			t.refund(q.plan, r, cost, q.lease.id)
 		}
 	})
 }

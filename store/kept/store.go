@@ -330,8 +330,8 @@ func (x *transaction) change(v View, index []int) ([]Write, error) {
 		if t.lost && t.grantsFrom+q.store.options.Lease.Microseconds() < t.now.At && q.lease != nil {
 			t.grantsFrom = t.now.At + q.store.options.Lease.Microseconds()/3
 		}
+		x.applied = append(x.applied, q.applyPending(t)) // first, because they may be of an earlier moment
 		x.reported = append(x.reported, t.apply(q.lease, p.leaseEnds))
-		x.applied = append(x.applied, q.applyPending(t))
 		parts[i] = p
 	}
 	x.parts = parts

@@ -9,7 +9,7 @@ import (
 )
 
 func TestDecidesAsLedgers(t *testing.T) {
-	const traces = 1000
+	const traces = 6000
 	for name, ahead := range map[string]bool{"ahead": true, "plain": false} {
 		t.Run(name, func(t *testing.T) {
 			for seed := range uint64(traces) {

@@ -28,6 +28,8 @@ type txn struct {
 	changed, urgent bool
 	// lost reports that the state is not the one that this process knew, or an older one.
 	lost bool
+	// ends is an instant from which the state that was written decides as none would.
+	ends int64
 }
 
 // idleRecord is how long a plan without decisions keeps a ledger of its own beside others, in µs.
@@ -60,7 +62,8 @@ func begin(value []byte, wall int64, q *quota) (*txn, error) {
 // findLoss finds out whether the state is another than the process knew. It restores the pause that the
 // process knows of.
 func (t *txn) findLoss(exists bool, known *known) {
-	wasForgotten := !exists && t.now.Wall >= known.expires
+	// What decided as none would may have been forgotten, and another process may have begun anew since.
+	wasForgotten := t.now.Wall >= known.expires && (!exists || t.birth != known.birth)
 	t.lost = known.birth != 0 && !wasForgotten && (t.birth != known.birth || t.revision < known.revision)
 	if !exists || t.lost && t.birth == known.birth {
 		t.birth, t.urgent = 1+rand.Int64N(1<<48), true // processes that knew another state then learn of it
@@ -326,7 +329,8 @@ func (t *txn) finish() Write {
 	}
 	t.last = t.now.At
 	t.revision++
-	return Write{Value: t.encode(), Expires: t.expires() - t.offset, Urgent: t.urgent}
+	t.ends = t.expires()
+	return Write{Value: t.encode(), Expires: t.ends - t.offset, Urgent: t.urgent}
 }
 
 // expires returns an instant from which the state decides as none would.
@@ -371,23 +375,16 @@ func (t *txn) cancel(wall int64, d store.Decision, cost []int64) {
 	t.ledger().Cancel(t.at(wall), d.Flight, cost)
 }
 
-// refund takes a reservation of a plan out of the book, or out of the ledgers if its instant has come.
-func (t *txn) refund(of *algorithms.Plan, r *store.Reservation, cost []int64) {
+// refund takes a reservation of a plan out of the book, or out of the ledgers if its instant has come. Its owner
+// may be one.
+func (t *txn) refund(of *algorithms.Plan, r *store.Reservation, cost []int64, owner int64) {
 	own := t.plan.Translate(of, cost)
 	b := booking{at: r.At, guard: r.Guard.Microseconds(), cost: t.spread(own)}
-	if t.isHeld(b.cost) || slices.ContainsFunc(t.book, func(o booking) bool { return o.at == r.At && o.owner != 0 }) {
-		for _, o := range t.owners {
-			b.owner = o.id
-			if t.state.giveBack(&b) {
-				t.changed, t.whole = true, nil
-				return
-			}
+	for _, b.owner = range []int64{owner, 0} {
+		if t.state.giveBack(&b) {
+			t.changed, t.whole = true, nil
+			return
 		}
-		b.owner = 0
-	}
-	if t.state.giveBack(&b) {
-		t.changed, t.whole = true, nil
-		return
 	}
 	for i := range t.ledgers {
 		l := &t.ledgers[i].ledger
