@@ -1,7 +1,6 @@
 package kepttwin
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -41,7 +40,7 @@ func (x *trace) take(s *state, p int, r store.Request, got store.Decision) {
 		for i := range s.ledgers {
 			c := &s.ledgers[i]
 			of.Cost, of.Headroom = amountOf(q.plan, r.Cost).of(c.plan), 0
-			if f := c.ledger.Charge(s.now, of); c.plan == q.plan {
+			if f := c.ledger.Charge(s.now, of); c.plan.Equal(q.plan) {
 				want.Flight = f
 			}
 		}
@@ -52,6 +51,9 @@ func (x *trace) take(s *state, p int, r store.Request, got store.Decision) {
 		x.opens = append(x.opens, open{quota: q.quota, plan: q.plan, process: p, Decision: got, cost: r.Cost})
 	}
 	want.Recheck, want.Crossed = want.Verdict == store.Later, got.Crossed
+	if want.Verdict != store.Admitted {
+		x.count.Refused++
+	}
 	if !equal(got, want) {
 		x.errorf("request %+v: %+v, want %+v", r, got, want)
 	}
@@ -119,9 +121,17 @@ func (x *trace) await(s *state, p int, r store.Request) {
 	x.must = true
 }
 
+// holder returns the process that holds something of a request.
+func holder(p *algorithms.Plan, process int, cost []int64) int {
+	if holdsAny(p, cost) {
+		return process
+	}
+	return nobody
+}
+
 func (x *trace) admit(s *state, p int, r store.Request, got store.Decision, expected int64) {
 	q := x.processes[p]
-	b := booked{at: got.At, guard: got.Reservation.Guard.Microseconds(), cost: amountOf(q.plan, r.Cost)}
+	b := booked{at: got.At, guard: got.Reservation.Guard.Microseconds(), cost: amountOf(q.plan, r.Cost), process: holder(q.plan, p, r.Cost)}
 	s.forgetUnits()
 	n := len(s.book)
 	if err := s.reserve(b, expected); err != nil {
@@ -190,7 +200,6 @@ func (x *trace) endProbe(o open, answered bool) {
 
 // release ends the places of a request.
 func (x *trace) release(o open) {
-	x.trail = append(x.trail, fmt.Sprint("release", x.state.now.At%1e10))
 	if !o.plan.Concurrent() {
 		return
 	}
@@ -203,9 +212,6 @@ func (x *trace) release(o open) {
 
 // ends records places or estimates that have ended.
 func (x *trace) ends(o open, f func(s *state, c *counted)) {
-	if o.stale {
-		return
-	}
 	p := x.processes[o.process]
 	p.ended = append(p.ended, func(s *state) {
 		for i := range s.ledgers {
@@ -216,12 +222,11 @@ func (x *trace) ends(o open, f func(s *state, c *counted)) {
 
 // answer reports the response to a request.
 func (x *trace) answer(o open) {
-	x.trail = append(x.trail, fmt.Sprint("answer", x.state.now.At%1e10))
 	if !x.Ahead {
 		wall := x.Memory.Wall()
 		if o.Flight != algorithms.Landed || o.Probe {
 			x.later(o, func(s *state) {
-				if x.processes[o.process].plan == o.plan {
+				if x.processes[o.process].plan.Equal(o.plan) {
 					wall := min(wall, s.now.Wall)
 					s.own(o.plan).ledger.Arrived(algorithms.Moment{At: wall + s.offset, Wall: wall}, o.Flight, o.cost)
 				}
@@ -248,7 +253,6 @@ func (x *trace) answer(o open) {
 
 // observe reports what the response says of a tier.
 func (x *trace) observe(o open) {
-	x.trail = append(x.trail, fmt.Sprint("observe", x.state.now.At%1e10))
 	if x.IntN(4) > 0 {
 		return
 	}
@@ -259,7 +263,7 @@ func (x *trace) observe(o open) {
 	}
 	o.quota.(store.Feedback).Observe(o.Decision, o.cost, seen)
 	x.later(o, func(s *state) {
-		if x.processes[o.process].plan == o.plan {
+		if x.processes[o.process].plan.Equal(o.plan) {
 			s.exact = store.Observe(&s.own(o.plan).ledger, s.now, o.At, o.cost, s.exact, seen)
 		}
 	})
@@ -267,12 +271,11 @@ func (x *trace) observe(o open) {
 
 // cancel returns a reservation that was not used.
 func (x *trace) cancel(o open) {
-	x.trail = append(x.trail, fmt.Sprint("cancel", x.state.now.At%1e10))
 	unused := x.IntN(2) == 0
 	returned := false
 	x.endHeld(o, &returned)
 	x.endProbe(o, false)
-	if b := (booked{at: o.At, guard: o.Reservation.Guard.Microseconds()}); refundable(o.Decision, unused) && !o.stale {
+	if b := (booked{at: o.At, guard: o.Reservation.Guard.Microseconds(), process: holder(o.plan, o.process, o.cost)}); refundable(o.Decision, unused) && !o.stale {
 		x.later(o, func(s *state) {
 			cost := x.processes[o.process].plan.Translate(o.plan, o.cost)
 			b.cost = amountOf(x.processes[o.process].plan, cost)
@@ -289,7 +292,7 @@ func (x *trace) cancel(o open) {
 // endHeld ends the places and the estimates of a request that was not sent, when it has begun. It does not begin if
 // its time was returned.
 func (x *trace) endHeld(o open, returned *bool) {
-	if o.stale || !holdsAny(o.plan, o.cost) {
+	if !holdsAny(o.plan, o.cost) {
 		return
 	}
 	p := x.processes[o.process]
@@ -318,21 +321,20 @@ func (s *state) endHeld(o open) {
 
 // giveBack returns a request that was not sent, where nothing is reserved ahead.
 func (x *trace) giveBack(o open) {
-	x.trail = append(x.trail, fmt.Sprint("giveBack", x.state.now.At%1e10))
 	if o.Flight == algorithms.Landed && !o.Probe && !o.plan.Concurrent() && !o.plan.Estimates() {
 		return
 	}
 	p := x.processes[o.process]
 	wall := x.Memory.Wall()
 	x.ends(o, func(s *state, c *counted) {
-		if c.plan != p.plan || p.plan != o.plan {
+		if !c.plan.Equal(p.plan) || !p.plan.Equal(o.plan) {
 			cost := amountOf(o.plan, o.cost).of(c.plan)
 			c.ledger.Release(cost)
 			c.ledger.Settle(s.now, cost, make([]int64, len(cost)))
 		}
 	})
 	x.later(o, func(s *state) {
-		if p.plan == o.plan {
+		if p.plan.Equal(o.plan) {
 			wall := min(wall, s.now.Wall)
 			s.own(o.plan).ledger.Cancel(algorithms.Moment{At: wall + s.offset, Wall: wall}, o.Flight, o.cost)
 		}

@@ -56,7 +56,12 @@ type booked struct {
 	at, guard int64
 	cost      amount
 	free      bool
+	// process is the one that holds places or estimates of the request, or nobody.
+	process int
 }
+
+// nobody is the process of requests that hold nothing.
+const nobody = -1
 
 // A waiter is a process that waits for places.
 type waiter struct {
@@ -94,7 +99,7 @@ const idlePlan = int64(time.Minute / time.Microsecond)
 
 // use makes a plan's ledger the first, and begins one if there is none.
 func (s *state) use(p, replaces *algorithms.Plan) {
-	i := slices.IndexFunc(s.ledgers, func(c counted) bool { return c.plan == p })
+	i := slices.IndexFunc(s.ledgers, func(c counted) bool { return c.plan.Equal(p) })
 	switch {
 	case i >= 0:
 	case len(s.ledgers) == 0:
@@ -111,7 +116,7 @@ func (s *state) use(p, replaces *algorithms.Plan) {
 // convert returns the ledgers with one for a plan, from the one that it replaces or else the most used one.
 func (s *state) convert(p, replaces *algorithms.Plan) []counted {
 	from, kept := s.ledgers, s.ledgers
-	if i := slices.IndexFunc(s.ledgers, func(c counted) bool { return c.plan == replaces }); i >= 0 {
+	if i := slices.IndexFunc(s.ledgers, func(c counted) bool { return replaces != nil && c.plan.Equal(replaces) }); i >= 0 {
 		from, kept = s.ledgers[i:i+1], slices.Concat(s.ledgers[:i], s.ledgers[i+1:])
 	}
 	most, best := int64(-1), algorithms.Ledger{}
@@ -141,7 +146,7 @@ func (s *state) forgetUnits() {
 }
 
 func (s *state) own(p *algorithms.Plan) *counted {
-	return &s.ledgers[slices.IndexFunc(s.ledgers, func(c counted) bool { return c.plan == p })]
+	return &s.ledgers[slices.IndexFunc(s.ledgers, func(c counted) bool { return c.plan.Equal(p) })]
 }
 
 func (s *state) moment(at int64) algorithms.Moment {
@@ -221,8 +226,9 @@ func holdsAny(p *algorithms.Plan, cost []int64) bool {
 // reserve adds a request at the instant that the store has told. It takes the place of one that was returned, or the
 // last one.
 func (s *state) reserve(b booked, expected int64) error {
+	open := s.pause.Until <= s.now.At && !s.pause.Probe
 	i := slices.IndexFunc(s.book, func(o booked) bool {
-		return o.free && o.at == b.at && b.guard <= o.guard && b.cost.fits(o.cost)
+		return open && o.free && o.at == b.at && b.guard <= o.guard && b.cost.fits(o.cost)
 	})
 	switch {
 	case i >= 0:
@@ -241,7 +247,7 @@ func (s *state) reserve(b booked, expected int64) error {
 // take. It reports whether the time was still to come.
 func (s *state) giveBack(b booked) (toCome bool) {
 	i := slices.IndexFunc(s.book, func(o booked) bool {
-		return !o.free && o.at == b.at && o.guard == b.guard && o.cost.equal(b.cost)
+		return !o.free && o.process == b.process && o.at == b.at && o.guard == b.guard && o.cost.equal(b.cost)
 	})
 	if i >= 0 {
 		s.book[i].free = true

@@ -74,10 +74,10 @@ type trace struct {
 	log       log
 	state     state
 	processes []*process
+	stores    []*kept.Store
 	opens     []open
 	count     Count
 	step      string
-	trail     []string
 	// before is the state before the last transaction, and must is whether that had to be written.
 	before state
 	must   bool
@@ -92,7 +92,6 @@ func Run(t testing.TB, c Config) Count {
 	x.log.check = c.Check
 	x.state.waiters = make(map[int]waiter)
 	plan := x.plan()
-	var stores []*kept.Store
 	for i := range 1 + r.IntN(2) {
 		o := kept.Options{Name: "twin", Ahead: c.Ahead, Lease: 1e6 * time.Hour, Timeout: 20 * time.Second}
 		if c.Memory != nil {
@@ -103,14 +102,14 @@ func Run(t testing.TB, c Config) Count {
 		if err != nil {
 			t.Fatal(err)
 		}
-		stores = append(stores, s)
+		x.stores = append(x.stores, s)
 		x.processes = append(x.processes, &process{quota: q, plan: plan})
 	}
 	for i := 0; i < c.Steps && !x.count.Torn && !t.Failed(); i++ {
 		x.step = fmt.Sprintf("seed %d, step %d", c.Seed, i)
 		x.one()
 	}
-	for i, s := range stores {
+	for i, s := range x.stores {
 		x.processes[i].quota.Close()
 		_ = s.Flush(x.ctx)
 	}
@@ -122,7 +121,6 @@ func Run(t testing.TB, c Config) Count {
 }
 
 func (x *trace) errorf(format string, args ...any) {
-	x.t.Logf("steps: %v", x.trail)
 	x.t.Helper()
 	var plans []string
 	for _, p := range x.processes {
@@ -159,7 +157,16 @@ func (x *trace) one() {
 	case n < 91:
 		x.leave(p)
 	default:
-		x.pass(time.Duration(x.Int64N(int64(x.window)>>x.IntN(8))))
+		x.pass(time.Duration(x.Int64N(int64(x.window) >> x.IntN(8))))
+	}
+}
+
+// quiet waits for what the stores of a server do in the background, which may otherwise come within a call.
+func (x *trace) quiet() {
+	for _, s := range x.stores {
+		if x.Memory == nil {
+			_ = s.Flush(x.ctx)
+		}
 	}
 }
 
@@ -198,21 +205,15 @@ func (x *trace) begin(e event) {
 }
 
 // finish ends the transaction. The state is written if something has changed.
-var Debug func([]byte) string
-
 func (x *trace) finish(e event, changed bool) {
 	x.processes[e.process].known = x.state.now.At
 	switch {
 	case e.written:
 		x.state.own(x.processes[e.process].plan).ledger.Crossings(x.state.now)
-		if Debug != nil {
-			for i := range x.state.ledgers {
-				b, _ := x.state.ledgers[i].ledger.AppendBinary(nil)
-				println("ref ", Debug(b))
-			}
-			println("book", fmt.Sprint(x.state.pause), fmt.Sprint(x.state.book), x.trail[len(x.trail)-1])
-		}
 		x.state.last = x.state.now.At
+		for i := range x.state.ledgers { // which land what has landed by now
+			x.state.ledgers[i].ledger.Usage(x.state.now)
+		}
 	case changed || x.must:
 		x.errorf("the state was not written")
 	default:
@@ -247,7 +248,6 @@ const odd = 371 * time.Microsecond
 
 // pass lets time pass, before or after the processes have reported.
 func (x *trace) pass(d time.Duration) {
-	x.trail = append(x.trail, fmt.Sprint("pass", x.state.now.At%1e10))
 	if x.Memory == nil {
 		d = min(d, 10*time.Millisecond)
 	}
@@ -257,7 +257,6 @@ func (x *trace) pass(d time.Duration) {
 
 // setClock sets the clock of the keeper.
 func (x *trace) setClock(p int) {
-	x.trail = append(x.trail, fmt.Sprint("setClock", x.state.now.At%1e10))
 	if x.status(p); x.state.pause.Probing { // its process extends the wait by its own clock
 		return
 	}
@@ -265,13 +264,15 @@ func (x *trace) setClock(p int) {
 	if x.IntN(4) == 0 {
 		by *= 100
 	}
+	if x.count.Forgotten > 0 { // pauses that are over would not be over any more
+		by = max(by, -by)
+	}
 	x.stepped = x.stepped || by < 0
 	x.Memory.Step(by.Truncate(time.Microsecond))
 }
 
 // forget makes the keeper forget the value with the next transaction, if it may.
 func (x *trace) forget(p int) {
-	x.trail = append(x.trail, fmt.Sprint("forget", x.state.now.At%1e10))
 	if x.stepped {
 		return
 	}
@@ -282,7 +283,6 @@ func (x *trace) forget(p int) {
 }
 
 func (x *trace) status(p int) {
-	x.trail = append(x.trail, fmt.Sprint("status", x.state.now.At%1e10))
 	var got store.Status
 	var err error
 	x.call(p, false, func() error { got, err = x.processes[p].quota.Status(x.ctx); return err }, func(s *state) { x.compare(s, p, got, err) })
@@ -290,6 +290,7 @@ func (x *trace) status(p int) {
 
 // call makes a call with a transaction, and compares its result within the reference's.
 func (x *trace) call(p int, changed bool, call func() error, compare func(s *state)) {
+	x.quiet()
 	x.settle()
 	err := call()
 	events := x.log.take()
@@ -326,8 +327,8 @@ func (x *trace) compare(s *state, p int, got store.Status, err error) {
 
 // change replaces the plan of a process.
 func (x *trace) change(p int) {
-	x.trail = append(x.trail, fmt.Sprint("change", x.state.now.At%1e10))
 	q := x.processes[p]
+	x.quiet()
 	x.settle()
 	old, plan := q.plan, x.plan()
 	if err := q.quota.(store.Lifecycle).Change(x.ctx, plan); err != nil {
@@ -351,7 +352,6 @@ func (x *trace) change(p int) {
 }
 
 func (x *trace) pause(p int) {
-	x.trail = append(x.trail, fmt.Sprint("pause", x.state.now.At%1e10))
 	w := store.Pause{For: time.Duration(x.Int64N(int64(x.window))).Truncate(time.Microsecond), Close: x.IntN(4) == 0, Probe: x.IntN(3) == 0}
 	if x.Memory == nil {
 		if w.For, w.Probe = w.For/100, false; x.paused {
@@ -376,7 +376,6 @@ func (x *trace) pause(p int) {
 }
 
 func (x *trace) resume(p int) {
-	x.trail = append(x.trail, fmt.Sprint("resume", x.state.now.At%1e10))
 	x.call(p, true, func() error { return x.processes[p].quota.Resume(x.ctx) }, func(s *state) {
 		s.pause.Until, s.pause.Banned, s.pause.Probe, s.pause.Probing = 0, 0, false, false
 	})
@@ -384,7 +383,6 @@ func (x *trace) resume(p int) {
 
 // leave gives up the place of a process that waits.
 func (x *trace) leave(p int) {
-	x.trail = append(x.trail, fmt.Sprint("leave", x.state.now.At%1e10))
 	q, ok := x.processes[p].quota.(store.Reserver)
 	if !ok {
 		return
@@ -399,7 +397,6 @@ func (x *trace) leave(p int) {
 }
 
 func (x *trace) tryAcquire(p int) {
-	x.trail = append(x.trail, fmt.Sprint("tryAcquire", x.state.now.At%1e10))
 	q, r := x.processes[p], x.request(p)
 	var got store.Decision
 	var err error
@@ -417,7 +414,6 @@ func (x *trace) tryAcquire(p int) {
 }
 
 func (x *trace) reserve(p int) {
-	x.trail = append(x.trail, fmt.Sprint("reserve", x.state.now.At%1e10))
 	q := x.processes[p]
 	like, requests := x.request(p), []store.Request(nil)
 	for range 1 + x.IntN(20) {
@@ -448,4 +444,15 @@ func (x *trace) reserve(p int) {
 // refundable reports whether a reservation is refunded that is returned now.
 func refundable(d store.Decision, unused bool) bool {
 	return timing.RefundableUntil(d.Reservation, unused).After(time.Now())
+}
+
+// Add adds what happened in another trace.
+func (c *Count) Add(o Count) {
+	c.Transactions += o.Transactions
+	c.Admitted += o.Admitted
+	c.Reserved += o.Reserved
+	c.TakenOver += o.TakenOver
+	c.Refused += o.Refused
+	c.Changes += o.Changes
+	c.Forgotten += o.Forgotten
 }
