@@ -131,6 +131,7 @@ func (x *trace) errorf(format string, args ...any) {
 
 // one makes a step.
 func (x *trace) one() {
+	x.quiet()
 	p := x.IntN(len(x.processes))
 	if i := slices.IndexFunc(x.opens, func(o open) bool { return o.Probe && o.At < x.state.now.At-store.ProbeTime.Microseconds()*10 }); i >= 0 {
 		x.end(i)
@@ -168,6 +169,14 @@ func (x *trace) quiet() {
 			_ = s.Flush(x.ctx)
 		}
 	}
+	x.settle()
+}
+
+// reported ends the trace if a transaction came while a process reported, because it may have missed a part.
+func (x *trace) reported() {
+	x.log.mu.Lock()
+	defer x.log.mu.Unlock()
+	x.count.Torn = x.count.Torn || x.Memory == nil && len(x.log.events) > 0
 }
 
 // settle passes the transactions between the calls to the reference.
@@ -290,7 +299,6 @@ func (x *trace) status(p int) {
 
 // call makes a call with a transaction, and compares its result within the reference's.
 func (x *trace) call(p int, changed bool, call func() error, compare func(s *state)) {
-	x.quiet()
 	x.settle()
 	err := call()
 	events := x.log.take()
@@ -328,7 +336,6 @@ func (x *trace) compare(s *state, p int, got store.Status, err error) {
 // change replaces the plan of a process.
 func (x *trace) change(p int) {
 	q := x.processes[p]
-	x.quiet()
 	x.settle()
 	old, plan := q.plan, x.plan()
 	if err := q.quota.(store.Lifecycle).Change(x.ctx, plan); err != nil {
@@ -394,6 +401,7 @@ func (x *trace) leave(p int) {
 			x.must = true
 		}
 	})
+	x.reported()
 }
 
 func (x *trace) tryAcquire(p int) {
