@@ -41,6 +41,8 @@ type part struct {
 	slack time.Duration
 	// headroom is the percentage that requests which yield leave. If negative, it is theirs.
 	headroom int64
+	// full reports that no booking is free.
+	full bool
 	// ahead are the places and estimates that processes want which have waited longer.
 	ahead []int64
 }
@@ -86,6 +88,8 @@ func (c *claim) decide() (results []result) {
 	for _, p := range c.parts {
 		p.ahead = p.wantedBefore(p.lease)
 		c.room = min(c.room, p.roomInBook())
+		p.full = !slices.ContainsFunc(p.book, func(b booking) bool { return b.free })
+		p.book = slices.Grow(p.book, max(0, min(c.room, len(c.requests))))
 	}
 	for i := range c.requests[:min(len(c.requests), mostAClaim)] {
 		r := &c.requests[i]
@@ -434,6 +438,9 @@ func (c *claim) findFree(costs [][]int64, from int64) (free []int) {
 			}
 			free = append(free, -1)
 			continue
+		}
+		if p.full {
+			return nil
 		}
 		j := p.takeFree(c.there(p, from), p.spread(costs[i]), p.terms.Guard.Microseconds(), p.slack.Microseconds())
 		if j < 0 || p.pause.Until > p.now.At || p.pause.Probe {
