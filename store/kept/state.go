@@ -137,7 +137,7 @@ func (s *state) encodeAll() []byte {
 	for i := range s.ledgers {
 		r := &s.ledgers[i]
 		data, _ := r.ledger.AppendBinary(nil)
-		b = appendBytes(binary.AppendVarint(b, s.last-r.used), data)
+		b = appendBytes(binary.AppendVarint(b, s.last-r.used), compact(r.ledger.Plan(), data))
 	}
 	b = appendOwners(appendBook(b, s.book, s.owners, s.last), s.owners, s.last)
 	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, crcTable))
@@ -201,6 +201,9 @@ func (s *state) readAll(data []byte) bool {
 	units, err := s.units()
 	if r.bad || len(s.ledgers) == 0 || err != nil {
 		return false
+	}
+	for i := range s.ledgers {
+		s.ledgers[i].data = expand(s.ledgers[i].plan, s.ledgers[i].data)
 	}
 	s.book = r.book(len(units), s.last)
 	s.owners = r.owners(len(units), s.last)
