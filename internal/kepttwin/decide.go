@@ -48,7 +48,7 @@ func (x *trace) take(s *state, p int, r store.Request, got store.Decision) {
 			x.startProbe(s, p, r, s.now.At, 0)
 			want.Probe = true
 		}
-		x.opens = append(x.opens, open{quota: q.quota, plan: q.plan, process: p, Decision: got, cost: r.Cost})
+		x.begun(p, r, got)
 	}
 	want.Recheck, want.Crossed = want.Verdict == store.Later, got.Crossed
 	if want.Verdict != store.Admitted {
@@ -66,6 +66,9 @@ func equal(a, b store.Decision) bool {
 // decide compares a decision of a quota that reserves ahead.
 func (x *trace) decide(s *state, p int, r store.Request, got store.Decision, behind int64) {
 	q := x.processes[p]
+	if x.moved && s.pause.Probing && got.Probe { // its process waits by its own clock, which the keeper's has left
+		s.pause.Until, s.pause.Probing, s.pause.Probe = 0, false, true
+	}
 	at, tier := s.earliest(q.plan, p, r, behind)
 	opens := max(s.now.At, s.pause.Until)
 	late := at < algorithms.Latest && max(at, opens)-s.now.At > r.MaxWait.Microseconds()
@@ -104,6 +107,13 @@ func (x *trace) decide(s *state, p int, r store.Request, got store.Decision, beh
 		return
 	}
 	x.admit(s, p, r, got, max(at, opens))
+}
+
+// begun keeps an admitted request until it ends. The response to a probe that is not held is never reported.
+func (x *trace) begun(p int, r store.Request, got store.Decision) {
+	if q := x.processes[p]; r.Held || !got.Probe {
+		x.opens = append(x.opens, open{quota: q.quota, plan: q.plan, process: p, Decision: got, cost: r.Cost, since: time.Now()})
+	}
 }
 
 // await records that a process waits for places, if it does not yet.
@@ -153,7 +163,7 @@ func (x *trace) admit(s *state, p int, r store.Request, got store.Decision, expe
 	if s.pause.Probe {
 		x.startProbe(s, p, r, got.At, b.guard)
 	}
-	x.opens = append(x.opens, open{quota: q.quota, plan: q.plan, process: p, Decision: got, cost: r.Cost})
+	x.begun(p, r, got)
 }
 
 // startProbe makes all others wait for a request's response, which comes before a minute has passed.

@@ -48,6 +48,8 @@ type open struct {
 	process int
 	store.Decision
 	cost []int64
+	// since is when it was admitted.
+	since time.Time
 	// stale reports that the keeper has forgotten the state that it was charged to.
 	stale bool
 }
@@ -81,8 +83,10 @@ type trace struct {
 	// before is the state before the last transaction, and must is whether that had to be written.
 	before state
 	must   bool
-	// stepped reports that the clock was set back.
-	stepped, paused bool
+	// moved reports that the clock was set, and stepped that it was set back.
+	moved, stepped bool
+	// paused reports that there was a pause.
+	paused bool
 }
 
 // Run plays a trace.
@@ -133,7 +137,7 @@ func (x *trace) errorf(format string, args ...any) {
 func (x *trace) one() {
 	x.quiet()
 	p := x.IntN(len(x.processes))
-	if i := slices.IndexFunc(x.opens, func(o open) bool { return o.Probe && o.At < x.state.now.At-store.ProbeTime.Microseconds()*10 }); i >= 0 {
+	if i := slices.IndexFunc(x.opens, func(o open) bool { return o.Probe && time.Since(o.since) > 10*store.ProbeTime }); i >= 0 {
 		x.end(i)
 	}
 	switch n := x.IntN(100); {
@@ -276,7 +280,7 @@ func (x *trace) setClock(p int) {
 	if x.count.Forgotten > 0 { // pauses that are over would not be over any more
 		by = max(by, -by)
 	}
-	x.stepped = x.stepped || by < 0
+	x.moved, x.stepped = true, x.stepped || by < 0
 	x.Memory.Step(by.Truncate(time.Microsecond))
 }
 
