@@ -34,21 +34,7 @@ func (x *trace) take(s *state, p int, r store.Request, got store.Decision) {
 	case r.IsDryRun():
 		want.Verdict = store.Ready
 	default:
-		x.count.Admitted++
-		x.must = true
-		want.Verdict, want.At, want.Wait = store.Admitted, s.now.At, 0
-		for i := range s.ledgers {
-			c := &s.ledgers[i]
-			of.Cost, of.Headroom = amountOf(q.plan, r.Cost).of(c.plan), 0
-			if f := c.ledger.Charge(s.now, of); c.plan.Equal(q.plan) {
-				want.Flight = f
-			}
-		}
-		if s.pause.Probe {
-			x.startProbe(s, p, r, s.now.At, 0)
-			want.Probe = true
-		}
-		x.begun(p, r, got)
+		x.takes(s, p, r, got, &want)
 	}
 	want.Recheck, want.Crossed = want.Verdict == store.Later, got.Crossed
 	if want.Verdict != store.Admitted {
@@ -57,6 +43,26 @@ func (x *trace) take(s *state, p int, r store.Request, got store.Decision) {
 	if !equal(got, want) {
 		x.errorf("request %+v: %+v, want %+v", r, got, want)
 	}
+}
+
+// takes charges an admitted request to the ledgers, and sets its decision.
+func (x *trace) takes(s *state, p int, r store.Request, got store.Decision, want *store.Decision) {
+	q, of := x.processes[p], algorithms.Request{Guard: algorithms.Micros(r.Guard), Held: r.Held}
+	x.count.Admitted++
+	x.must = true
+	want.Verdict, want.At, want.Wait = store.Admitted, s.now.At, 0
+	for i := range s.ledgers {
+		c := &s.ledgers[i]
+		of.Cost = amountOf(q.plan, r.Cost).of(c.plan)
+		if f := c.ledger.Charge(s.now, of); c.plan.Equal(q.plan) {
+			want.Flight = f
+		}
+	}
+	if s.pause.Probe {
+		x.startProbe(s, p, r, s.now.At, 0)
+		want.Probe = true
+	}
+	x.begun(p, r, got)
 }
 
 func equal(a, b store.Decision) bool {

@@ -352,13 +352,9 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 			b.owner, o.expires, o.waits = o.id, max(o.expires, p.leaseEnds), 0
 		}
 		if free != nil {
-			b.guard = min(b.guard, p.book[free[i]].guard)
-			p.takeOver(free[i], b)
-		} else {
-			f := p.reserve(b)
-			if i == 0 {
-				got.flight = f
-			}
+			b.guard = p.takeOver(free[i], b)
+		} else if f := p.reserve(b); i == 0 {
+			got.flight = f
 		}
 		got.guards = append(got.guards, b.guard)
 		c.startProbe(p, r, got)
@@ -409,13 +405,15 @@ func (c *claim) ends(r *store.Request, at int64) (tier int) {
 	return tier
 }
 
-// takeOver books a request in place of a free booking.
-func (p *part) takeOver(i int, b booking) {
+// takeOver books a request in place of a free booking, and returns how long the request counts.
+func (p *part) takeOver(i int, b booking) (guard int64) {
 	free := &p.book[i]
+	b.guard = min(b.guard, free.guard)
 	if b.guard != free.guard || !slices.Equal(b.cost, free.cost) {
 		p.whole = nil
 	}
 	*free, p.changed = b, true
+	return b.guard
 }
 
 // reserve books a request, or charges it if its instant has come.
