@@ -245,7 +245,7 @@ func TestReleasesHoldOtherUnits(t *testing.T) {
 					all.Go(func() {
 						for ctx.Err() == nil {
 							mu.Lock()
-							changed = append(changed, time.Now().Add(50*ms)) // when both know
+							changed = append(changed, time.Now(), time.Now().Add(sec)) // when all reservations of before have begun
 							mu.Unlock()
 							if err := p.SetPolicy(ctx, policies[r.IntN(2)]); err != nil && ctx.Err() == nil {
 								t.Error(err)
