@@ -548,13 +548,25 @@ func (t *txn) refund(of *algorithms.Plan, r *store.Reservation, cost []int64, bo
 		p, cost := l.Plan(), t.of(i, b.cost)
 		held := p.Concurrent() || p.Estimates()
 		if len(t.ledgers) > 1 {
-			cost, _, _ = divide(p, cost, t.of(i, t.kinds), false)
+			cost, _, _ = divide(p, cost, kindsIn(p, of), false)
 			held = false
 		}
 		if l.Refund(t.now, b.at, b.guard, cost, held) {
 			t.changed, t.whole = true, nil
 		}
 	}
+}
+
+// kindsIn returns how another plan holds the units of a plan.
+func kindsIn(p, of *algorithms.Plan) (kinds []int64) {
+	for _, name := range p.Units() {
+		kind := int64(0)
+		if u := slices.Index(of.Units(), name); u >= 0 {
+			kind = kindOf(of, u)
+		}
+		kinds = append(kinds, kind)
+	}
+	return kinds
 }
 
 // tiers returns the status of the tiers, with what is booked.
