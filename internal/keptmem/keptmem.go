@@ -196,13 +196,16 @@ func (c *Client) Listen(ctx context.Context, news func(name []byte)) error {
 	if err := c.isAway(); err != nil {
 		return err
 	}
+	var one sync.Mutex // news come one after the other
 	f := func(name []byte) {
 		time.Sleep(c.way)
+		one.Lock()
+		defer one.Unlock()
 		news(name)
 	}
 	c.server.set(func() { c.server.news[&f] = struct{}{} })
 	defer c.server.set(func() { delete(c.server.news, &f) })
-	news(nil)
+	f(nil)
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():

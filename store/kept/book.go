@@ -78,6 +78,7 @@ func (r *reader) book(units int, from int64) (book []booking) {
 		if r.bad {
 			return nil
 		}
+		book = slices.Grow(book, int(n))
 		for i := range n {
 			book = append(book, booking{at: at + i*step, guard: guard, cost: cost, owner: flags >> 1, free: flags&1 > 0})
 		}

@@ -43,6 +43,8 @@ type part struct {
 	slack time.Duration
 	// headroom is the percentage that requests which yield leave. If negative, it is theirs.
 	headroom int64
+	// full reports that no booking is free.
+	full bool
 	// ahead are the places and estimates that processes want which have waited longer.
 	ahead []int64
 }
@@ -86,6 +88,8 @@ func (c *claim) decide() (results []result) {
 	for _, p := range c.parts {
 		p.ahead = p.wantedBefore(p.lease)
 		c.room = min(c.room, p.roomInBook())
+		p.full = !slices.ContainsFunc(p.book, func(b booking) bool { return b.free })
+		p.book = slices.Grow(p.book, max(0, min(c.room, len(c.requests))))
 	}
 	for i := range c.requests[:min(len(c.requests), mostAClaim)] {
 		r := &c.requests[i]
@@ -354,13 +358,9 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 		}
 		b := p.booking(c.there(p, got.at), costs[i], sendFrom-got.at)
 		if free != nil {
-			b.guard = min(b.guard, p.book[free[i]].guard)
-			p.book[free[i]], p.changed = b, true
-		} else {
-			f := p.reserve(b)
-			if i == 0 {
-				got.flight = f
-			}
+			b.guard = p.takeOver(free[i], b)
+		} else if f := p.reserve(b); i == 0 {
+			got.flight = f
 		}
 		got.guards = append(got.guards, b.guard)
 		c.startProbe(p, r, got)
@@ -422,6 +422,17 @@ func (c *claim) ends(r *store.Request, at int64) (tier int) {
 	return tier
 }
 
+// takeOver books a request in place of a free booking, and returns how long the request counts.
+func (p *part) takeOver(i int, b booking) (guard int64) {
+	free := &p.book[i]
+	b.guard = min(b.guard, free.guard)
+	if b.guard != free.guard || !slices.Equal(b.cost, free.cost) {
+		p.whole = nil
+	}
+	*free, p.changed = b, true
+	return b.guard
+}
+
 // reserve books a request, or charges it if its instant has come.
 func (p *part) reserve(b booking) (f algorithms.Flight) {
 	if b.at <= p.now.At {
@@ -442,6 +453,9 @@ func (c *claim) findFree(costs [][]int64, from int64) (free []int) {
 			}
 			free = append(free, -1)
 			continue
+		}
+		if p.full {
+			return nil
 		}
 		j := p.takeFree(c.there(p, from), p.spread(costs[i]), p.terms.Guard.Microseconds(), p.slack.Microseconds())
 		alike := len(p.ledgers) == 1 || !p.isHeld(p.spread(costs[i])) // else it may stay longer than those behind it expect

@@ -34,7 +34,7 @@ type lease struct {
 	crossed func([]algorithms.Crossing)
 }
 
-// A begins is an admitted request that begins at an instant of the quota's clock.
+// A begins is an admitted request that begins at an instant of the quota's clock. Its cost is what it holds.
 type begins struct {
 	at int64
 	// cost is what the request was admitted at, and held are its places and estimates under the plan.
@@ -328,7 +328,9 @@ func (t *txn) end(held, actual []int64) {
 	t.each(held, func(l *algorithms.Ledger, cost []int64) { l.Release(cost) })
 	for i := range t.ledgers {
 		l, cost := &t.ledgers[i].ledger, t.of(i, actual)
-		l.Settle(t.now, t.of(i, held), cost)
+		if l.Plan().Estimates() { // else it would only move the ledger's clock
+			l.Settle(t.now, t.of(i, held), cost)
+		}
 		if guest := guestCost(l.Plan(), cost); guest != nil {
 			l.Count(t.now, guest)
 		}

@@ -56,8 +56,12 @@ func (e *entry) recordState(p *part, sent time.Time) (changes []change) {
 	if was.birth == p.birth && was.at > p.now.At { // another transaction of this process is ahead
 		return nil
 	}
-	e.known = known{
-		at: p.now.At, offset: p.offset, birth: p.birth, revision: p.revision, expires: p.expires() - p.offset, pause: p.pause, level: p.level,
+	if p.ends == 0 && (was.birth != p.birth || was.revision != p.revision) {
+		p.ends = p.expires()
+	}
+	e.known = known{at: p.now.At, offset: p.offset, birth: p.birth, revision: p.revision, expires: was.expires, pause: p.pause, level: p.level}
+	if p.ends != 0 {
+		e.known.expires = p.ends - p.offset
 	}
 	if len(e.pending) == 0 {
 		e.alone = time.Time{}

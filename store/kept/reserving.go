@@ -288,13 +288,13 @@ func (q *reserving) lead(wait time.Duration, nth int64) time.Duration {
 // trackProbe keeps the others waiting for the response to a probe for as long as this process lives, and lets them
 // go on if nobody will report a response.
 func (q *reserving) trackProbe(d store.Decision, r store.Request) {
+	if !r.Held {
+		return
+	}
 	q.entry.mu.Lock()
 	q.probes[d.Epoch] = struct{}{}
 	q.entry.mu.Unlock()
-	end := d.Reservation.Start.Add(d.Reservation.Guard + store.ProbeTimeout)
-	if r.Held {
-		q.extendProbe(d, end)
-	}
+	q.extendProbe(d, d.Reservation.Start.Add(d.Reservation.Guard+store.ProbeTimeout))
 }
 
 // extendProbe extends the wait for a probe until its end.

@@ -32,6 +32,8 @@ type txn struct {
 	changed, urgent bool
 	// lost reports that the state is not the one that this process knew, or an older one.
 	lost bool
+	// ends is an instant from which the state that was written decides as none would.
+	ends int64
 }
 
 // idleRecord is how long a plan without decisions keeps a ledger of its own beside others, in µs.
@@ -80,7 +82,8 @@ func (t *txn) checkClock(shows int64) {
 // findLoss finds out whether the state is another than the process knew. It restores the pause that the
 // process knows of.
 func (t *txn) findLoss(exists bool, known *known) {
-	wasForgotten := !exists && t.now.Wall >= known.expires
+	// What decided as none would may have been forgotten, and another process may have begun anew since.
+	wasForgotten := t.now.Wall >= known.expires && (!exists || t.birth != known.birth)
 	// Others may have written an older state often enough to hide that, but not the pauses that it lacks.
 	older := t.revision < known.revision || t.pause.Epoch < known.pause.Epoch
 	t.lost = known.birth != 0 && !wasForgotten && (t.birth != known.birth || older)
@@ -464,7 +467,17 @@ func (t *txn) finish() Write {
 	}
 	t.last = t.now.At
 	t.revision++
-	return Write{Value: t.encode(), Expires: t.expires() - t.offset, Urgent: t.urgent}
+	t.land()
+	t.ends = t.expires()
+	return Write{Value: t.encode(), Expires: t.ends - t.offset, Urgent: t.urgent}
+}
+
+// land lands in all ledgers what has landed by now, by the date that the keeper's clock shows now.
+func (t *txn) land() {
+	for i := range t.ledgers {
+		l := &t.ledgers[i].ledger
+		l.Earliest(t.now, algorithms.Request{Cost: make([]int64, len(l.Plan().Units()))})
+	}
 }
 
 // expires returns an instant from which the state decides as none would.
@@ -478,15 +491,28 @@ func (t *txn) expires() int64 {
 	}
 	ends := max(at, t.frontier().At) // of the last lease or booking
 	for i := range t.ledgers {
-		l := &t.ledgers[i].ledger
-		for j, u := range l.Usage(t.now) {
-			if len(t.book) > 0 || u.Fresh == algorithms.Never {
-				u.Fresh = ends + lasting(l.Plan().Tiers()[j]) + l.Plan().Guard().Microseconds()
-			}
-			at = max(at, u.Fresh)
-		}
+		at = max(at, t.fresh(&t.ledgers[i].ledger, ends))
 	}
 	return min(at, algorithms.Latest)
+}
+
+// fresh returns an instant from which a ledger decides as a new one would, if its last request, place and estimate
+// end by another instant.
+func (t *txn) fresh(l *algorithms.Ledger, ends int64) (at int64) {
+	tiers, after := l.Plan().Tiers(), ends+l.Plan().Guard().Microseconds()
+	if len(t.book) > 0 { // a bound, which takes no time
+		for _, tier := range tiers {
+			at = max(at, after+lasting(tier))
+		}
+		return at
+	}
+	for i, u := range l.Usage(t.now) {
+		if u.Fresh == algorithms.Never {
+			u.Fresh = after + lasting(tiers[i])
+		}
+		at = max(at, u.Fresh)
+	}
+	return at
 }
 
 // afterPause is how long a quota without requests knows that a probe is due, or how often it has backed off, in µs.
@@ -522,13 +548,25 @@ func (t *txn) refund(of *algorithms.Plan, r *store.Reservation, cost []int64, bo
 		p, cost := l.Plan(), t.of(i, b.cost)
 		held := p.Concurrent() || p.Estimates()
 		if len(t.ledgers) > 1 {
-			cost, _, _ = divide(p, cost, t.of(i, t.kinds), false)
+			cost, _, _ = divide(p, cost, kindsIn(p, of), false)
 			held = false
 		}
 		if l.Refund(t.now, b.at, b.guard, cost, held) {
 			t.changed, t.whole = true, nil
 		}
 	}
+}
+
+// kindsIn returns how another plan holds the units of a plan.
+func kindsIn(p, of *algorithms.Plan) (kinds []int64) {
+	for _, name := range p.Units() {
+		kind := int64(0)
+		if u := slices.Index(of.Units(), name); u >= 0 {
+			kind = kindOf(of, u)
+		}
+		kinds = append(kinds, kind)
+	}
+	return kinds
 }
 
 // tiers returns the status of the tiers, with what is booked.
