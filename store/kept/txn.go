@@ -26,6 +26,8 @@ type txn struct {
 
 	// changed reports that the state must be written, and urgent that others should learn of it at once.
 	changed, urgent bool
+	// unwritten reports that there is no value yet.
+	unwritten bool
 	// lost reports that the state is not the one that this process knew, or an older one.
 	lost bool
 }
@@ -60,6 +62,7 @@ func begin(value []byte, wall int64, q *quota) (*txn, error) {
 // findLoss finds out whether the state is another than the process knew. It restores the pause that the
 // process knows of.
 func (t *txn) findLoss(exists bool, known *known) {
+	t.unwritten = !exists
 	wasForgotten := !exists && t.now.Wall >= known.expires
 	// Others may have written an older state often enough to hide that, but not the pauses that it lacks.
 	older := t.revision < known.revision || t.pause.Epoch < known.pause.Epoch
@@ -324,6 +327,9 @@ func (t *txn) crossings() []algorithms.Crossing {
 // finish prepares the state for being written, and returns it.
 func (t *txn) finish() Write {
 	if !t.changed {
+		if t.unwritten { // another process may choose another birth
+			t.birth = 0
+		}
 		return Write{}
 	}
 	t.last = t.now.At
