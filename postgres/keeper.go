@@ -19,6 +19,7 @@ type keeper struct {
 	sql     statements
 	turns   chan struct{} // holds an element for each transaction under way
 	journal journal
+	crowd   crowd
 
 	// wrote reports that a transaction has written. Until then, a server that is read only is taken for
 	// the wrong one, and afterwards for one that a failover is about to replace.
@@ -70,7 +71,7 @@ func (k *keeper) once(ctx context.Context, names [][]byte, change func(kept.View
 	if err != nil {
 		return err
 	}
-	defer conn.Release() // closes the connection if a transaction is open
+	defer k.release(conn)
 	t := &transaction{keeper: k, conn: conn.Conn().PgConn()}
 	defer t.rollback()
 	view, err := t.begin(names)
@@ -84,9 +85,20 @@ func (k *keeper) once(ctx context.Context, names [][]byte, change func(kept.View
 	return t.write(names, writes)
 }
 
+// release returns a connection to the pool. It closes it if a transaction is open, or others need it.
+func (k *keeper) release(conn *pgxpool.Conn) {
+	if k.crowd.is() {
+		ctx, cancel := context.WithTimeout(context.Background(), k.timeout)
+		defer cancel()
+		conn.Conn().Close(ctx)
+	}
+	conn.Release()
+}
+
 func (k *keeper) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	conn, err := k.pool.Acquire(ctx)
-	if err != nil && ctx.Err() != nil {
+	k.crowd.refused(ctx, err)
+	if err != nil && ctx.Err() != nil && sqlState(err) == "" {
 		err = context.Cause(ctx)
 	}
 	return conn, err

@@ -23,6 +23,9 @@ var errAnotherTable = errors.New("the table was created anew")
 // Listen implements kept.Listener. It takes a connection from the pool for good, and closes it at the end.
 // It finds out within three times Options.Timeout that the server does not answer any more.
 func (k listeningKeeper) Listen(ctx context.Context, news func(name []byte)) error {
+	if k.crowd.is() {
+		return errCrowded
+	}
 	conn, err := k.connect(ctx)
 	if err != nil {
 		return k.ended(ctx, err)
@@ -105,6 +108,10 @@ func (l *listening) channel(ctx context.Context) (string, error) {
 	row := results[0].Rows[0]
 	if binary.BigEndian.Uint32(row[1]) != l.conn.PgConn().PID() {
 		l.journal.pooler()
+	}
+	k := l.keeper
+	if k.crowd.see(int32(binary.BigEndian.Uint32(row[2])), int32(binary.BigEndian.Uint32(row[3]))); k.crowd.is() {
+		return "", errCrowded
 	}
 	return fmt.Sprintf("throttle_%d", binary.BigEndian.Uint32(row[0])), nil
 }

@@ -85,6 +85,30 @@ func (n *news) stop() bool {
 	return !n.runs
 }
 
+// mustLook reports whether a transaction is due because there may be news: during a pause, which another process
+// may end, and before the start of a reservation.
+func (e *entry) mustLook() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := time.Now()
+	if now.Sub(e.seen) < store.RecheckInterval/2 {
+		return false
+	}
+	soon := now.Add(store.RecheckInterval)
+	return now.Before(e.paused) || slices.ContainsFunc(e.due, func(d span) bool { return d.first.Before(soon) && !d.last.Before(now) })
+}
+
+// A span has the starts of the first and the last reservation of a trip.
+type span struct{ first, last time.Time }
+
+// expect notes the starts of new reservations.
+func (e *entry) expect(of span) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := time.Now()
+	e.due = append(slices.DeleteFunc(e.due, func(d span) bool { return d.last.Before(now) }), of)
+}
+
 // review drops the quotas that want no news any more. It returns those that must look.
 func (n *news) review() (look []*quota, any bool) {
 	n.mu.Lock()
@@ -95,7 +119,7 @@ func (n *news) review() (look []*quota, any bool) {
 		}
 	}
 	if !n.listens {
-		look = slices.Collect(maps.Values(n.wanted))
+		look = slices.DeleteFunc(slices.Collect(maps.Values(n.wanted)), func(q *quota) bool { return !q.mustLook() })
 	}
 	return look, len(n.wanted) > 0
 }

@@ -94,6 +94,10 @@ type entry struct {
 	voided time.Time
 	// paused is when a pause ends that this process keeps, because the keeper may not have it.
 	paused time.Time
+	// seen is when the last transaction ended.
+	seen time.Time
+	// due are the reservations of this process that are to come.
+	due []span
 	// crossed are the percentages of calendar tiers that no caller has received yet.
 	crossed []algorithms.Crossing
 	// probes are the epochs whose probes wait for a response.
@@ -268,7 +272,6 @@ func (s *Store) run(ctx context.Context, x *transaction) (err error) {
 	}
 	err = s.keeper.Update(ctx, names, func(v View) ([]Write, error) { return x.change(v, index) })
 	x.got = time.Now()
-	s.link.Trip.Add(x.got.Sub(x.sent))
 	for i, q := range x.quotas {
 		q.dropPending(x.appliedTo(i))
 	}
@@ -278,6 +281,7 @@ func (s *Store) run(ctx context.Context, x *transaction) (err error) {
 		}
 		return err
 	}
+	s.link.Trip.Add(x.got.Sub(x.sent)) // a failure may take a timeout
 	for i, q := range x.quotas {
 		q.record(x.parts[i], x, i)
 	}
