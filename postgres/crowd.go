@@ -6,13 +6,16 @@ import (
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // A crowd is what a process knows of the server's connections. If many processes share a quota, there may be fewer
 // connections than processes. Those that have one must then not keep it: they poll instead of listening,
 // and close a connection after each transaction.
 type crowd struct {
-	until atomic.Int64 // Unix time in ns; the server is crowded until then
+	// until is when the server is not taken for crowded any more, and full when not for full: Unix time in ns.
+	until, full atomic.Int64
 }
 
 var errCrowded = errors.New("the server has few connections left to listen on")
@@ -20,18 +23,18 @@ var errCrowded = errors.New("the server has few connections left to listen on")
 // crowdedFor is how long a process takes the server for crowded.
 const crowdedFor = 10 * time.Second
 
-// note notes that the server is crowded.
-func (c *crowd) note() {
-	c.until.Store(time.Now().Add(crowdedFor + rand.N(crowdedFor)).UnixNano())
-}
+// isCrowded reports whether too few connections are left to listen, and isFull whether too few are to keep any.
+func (c *crowd) isCrowded() bool { return time.Now().UnixNano() < c.until.Load() }
+func (c *crowd) isFull() bool    { return time.Now().UnixNano() < c.full.Load() }
 
-// is reports whether the server is crowded.
-func (c *crowd) is() bool { return time.Now().UnixNano() < c.until.Load() }
-
-// see notes that the server is crowded if it has so many connections of so many at most.
+// see notes how many connections the server has, of so many at most.
 func (c *crowd) see(connections, most int32) {
+	until := time.Now().Add(crowdedFor + rand.N(crowdedFor)).UnixNano()
 	if connections > most/2 {
-		c.note()
+		c.until.Store(until)
+	}
+	if connections > most/4*3 {
+		c.full.Store(until)
 	}
 }
 
@@ -41,12 +44,15 @@ const tooMany = "53300"
 // refused notes that the server has refused a connection, if that is the error, and waits some time: the callers of all
 // processes try again, and each try starts a process of the server.
 func (c *crowd) refused(ctx context.Context, err error) {
-	if sqlState(err) != tooMany {
+	var refused *pgconn.ConnectError
+	if !errors.As(err, &refused) {
 		return
 	}
-	c.note()
+	if sqlState(err) == tooMany {
+		c.see(1, 0)
+	}
 	select {
-	case <-time.After(rand.N(time.Second)):
+	case <-time.After(rand.N(time.Second / 2)):
 	case <-ctx.Done():
 	}
 }

@@ -31,8 +31,12 @@
 // prepares no statement, sets nothing beyond a transaction and takes no lock of a session. So it works through
 // PgBouncer in transaction mode, except that LISTEN is silent there: set Options.PollOnly. A pool keeps idle
 // connections for MaxConnIdleTime, 30 minutes by default, and up to MaxConns, 4 or the number of
-// processors. The pools of 200 processes may so exceed the server's max_connections: set MaxConnIdleTime to
-// some seconds and MaxConns to 2 or 3, or use PgBouncer.
+// processors. The pools of 200 processes may so exceed the server's max_connections: set MaxConnIdleTime and
+// HealthCheckPeriod to some seconds and MaxConns to 2 or 3, or use PgBouncer. If more than half of the server's
+// connections are in use, a store does not listen but asks, in the half second before its callers go.
+// If more than three quarters are, it also closes some of the connections that it has used, so that
+// other processes get them. A server that has none left is unavailable for the process, whose callers try
+// again. Each connection takes the server some milliseconds, so set Options.Timeout to some seconds then.
 //
 // # What a failure may forget
 //

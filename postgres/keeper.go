@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -18,8 +19,10 @@ type keeper struct {
 	timeout time.Duration
 	sql     statements
 	turns   chan struct{} // holds an element for each transaction under way
-	journal journal
-	crowd   crowd
+	// acquiring holds an element while a connection is acquired.
+	acquiring chan struct{}
+	journal   journal
+	crowd     crowd
 
 	// wrote reports that a transaction has written. Until then, a server that is read only is taken for
 	// the wrong one, and afterwards for one that a failover is about to replace.
@@ -36,7 +39,7 @@ func newKeeper(pool *pgxpool.Pool, o Options) (*keeper, error) {
 	}
 	return &keeper{
 		pool: pool, table: t, timeout: o.Timeout, sql: newStatements(t, o),
-		turns: make(chan struct{}, o.Conns), journal: journal{to: o.Log},
+		turns: make(chan struct{}, o.Conns), acquiring: make(chan struct{}, 1), journal: journal{to: o.Log},
 	}, nil
 }
 
@@ -87,7 +90,7 @@ func (k *keeper) once(ctx context.Context, names [][]byte, change func(kept.View
 
 // release returns a connection to the pool. It closes it if a transaction is open, or others need it.
 func (k *keeper) release(conn *pgxpool.Conn) {
-	if k.crowd.is() {
+	if k.crowd.isFull() && rand.N(4) == 0 {
 		ctx, cancel := context.WithTimeout(context.Background(), k.timeout)
 		defer cancel()
 		conn.Conn().Close(ctx)
@@ -95,11 +98,38 @@ func (k *keeper) release(conn *pgxpool.Conn) {
 	conn.Release()
 }
 
+// acquire returns a connection of the pool. It makes one connection at a time, and waits for it the next time if it
+// takes longer than the context lasts: a server that is slow because many processes connect at once would be slower with
+// each connection that nobody waits for any more.
 func (k *keeper) acquire(ctx context.Context) (*pgxpool.Conn, error) {
-	conn, err := k.pool.Acquire(ctx)
-	k.crowd.refused(ctx, err)
-	if err != nil && ctx.Err() != nil && sqlState(err) == "" {
-		err = context.Cause(ctx)
+	select {
+	case k.acquiring <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
 	}
-	return conn, err
+	type result struct {
+		conn *pgxpool.Conn
+		err  error
+	}
+	got := make(chan result)
+	go func() {
+		defer func() { <-k.acquiring }()
+		longest, cancel := context.WithTimeout(context.Background(), mostTries*k.timeout)
+		defer cancel()
+		conn, err := k.pool.Acquire(longest)
+		select {
+		case got <- result{conn, err}:
+		case <-ctx.Done():
+			if err == nil {
+				conn.Release()
+			}
+		}
+	}()
+	select {
+	case r := <-got:
+		k.crowd.refused(ctx, r.err)
+		return r.conn, r.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }

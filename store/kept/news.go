@@ -137,6 +137,10 @@ func (n *news) listen(ctx context.Context, done chan<- struct{}) {
 	if !ok {
 		return
 	}
+	select { // many processes may begin to wait at once
+	case <-time.After(rand.N(store.RecheckInterval)):
+	case <-ctx.Done():
+	}
 	for again := 100 * time.Millisecond; ctx.Err() == nil; again = min(2*again, 5*time.Second) {
 		_ = l.Listen(ctx, func(name []byte) {
 			again = 100 * time.Millisecond
