@@ -48,8 +48,12 @@ func (c *crowd) refused(ctx context.Context, err error) {
 	if !errors.As(err, &refused) {
 		return
 	}
-	if sqlState(err) == tooMany {
+	switch sqlState(err) {
+	case tooMany:
 		c.see(1, 0)
+	case "": // it has closed the connection, or nobody listens
+	default:
+		return
 	}
 	select {
 	case <-time.After(rand.N(time.Second / 2)):

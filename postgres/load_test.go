@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/postgres"
 	"github.com/apithrottle/throttle/postgres/internal/pgtest"
 )
@@ -91,12 +92,12 @@ func busy() map[string]throttle.Policy {
 	return policies
 }
 
-var tableFor = flag.Duration("table", 10*time.Second, "how long TestTableStaysSmall runs")
+var tableFor = flag.Duration("table", 4*time.Second, "how long TestTableStaysSmall runs")
 
 // TestTableStaysSmall has several quotas of four processes that together admit 500 requests a second, some of them in
 // a transaction each.
 func TestTableStaysSmall(t *testing.T) {
-	t.Parallel()
+	soak.NoRace(t, "measures real time")
 	s := pgtest.Start(t)
 	var wg sync.WaitGroup
 	for i := range 5 {
@@ -133,6 +134,7 @@ func BenchmarkBusyQuota(b *testing.B) {
 // TestBusyQuota bounds what a quota of 1,000/s takes of the server. Package kept counts the transactions in virtual time:
 // here, callers that wake up late need more of them.
 func TestBusyQuota(t *testing.T) {
+	soak.NoRace(t, "measures real time")
 	s := pgtest.Start(t, "full_page_writes = off")
 	for name, policy := range busy() {
 		u := load{1, 64, policy, 2 * time.Second}.run(t, s)

@@ -142,10 +142,11 @@ func (n *news) listen(ctx context.Context, done chan<- struct{}) {
 	case <-ctx.Done():
 	}
 	for again := 100 * time.Millisecond; ctx.Err() == nil; again = min(2*again, 5*time.Second) {
-		_ = l.Listen(ctx, func(name []byte) {
+		began := time.Now()
+		_ = l.Listen(ctx, func(name []byte) { n.tell(ctx, name) })
+		if time.Since(began) > 5*time.Second { // it has listened
 			again = 100 * time.Millisecond
-			n.tell(ctx, name)
-		})
+		}
 		n.setListens(false)
 		select {
 		case <-time.After(again/2 + rand.N(again)):
