@@ -88,7 +88,8 @@ func (k *keeper) once(ctx context.Context, names [][]byte, change func(kept.View
 	return t.write(names, writes)
 }
 
-// release returns a connection to the pool. It closes it if a transaction is open, or others need it.
+// release returns a connection to the pool. It closes it if a transaction is open, and now and then if
+// other processes need it.
 func (k *keeper) release(conn *pgxpool.Conn) {
 	if k.crowd.isFull() && rand.N(4) == 0 {
 		ctx, cancel := context.WithTimeout(context.Background(), k.timeout)
@@ -102,6 +103,13 @@ func (k *keeper) release(conn *pgxpool.Conn) {
 // takes longer than the context lasts: a server that is slow because many processes connect at once would be slower with
 // each connection that nobody waits for any more.
 func (k *keeper) acquire(ctx context.Context) (*pgxpool.Conn, error) {
+	if k.pool.Stat().IdleConns() > 0 {
+		conn, err := k.pool.Acquire(ctx)
+		if err != nil && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return conn, err
+	}
 	select {
 	case k.acquiring <- struct{}{}:
 	case <-ctx.Done():
