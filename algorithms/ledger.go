@@ -287,8 +287,8 @@ func (l *Ledger) Refund(now Moment, at, guard int64, cost []int64, held bool) (i
 	if guard > 0 {
 		lands += min(max(guard, 1<<l.plan.resolution), maxWindowUS)
 	}
-	for i := range l.slots() {
-		if in := l.slot(i); in[0] >= lands && l.remove(in, cost, held) {
+	for i := range l.slots() { // if its own has landed, the others contain other requests
+		if in := l.slot(i); in[0] >= lands && lands > now.At && l.remove(in, cost, held) {
 			l.DropCredit()
 			return true
 		}

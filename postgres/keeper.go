@@ -51,13 +51,13 @@ const mostTries = 5
 // connection. After BEGIN, Options.Timeout alone bounds each of two or three trips: pgx closes a
 // connection whose context ends within a trip.
 func (k *keeper) Update(ctx context.Context, names [][]byte, change func(kept.View) ([]kept.Write, error)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, k.timeout, errNoConnection)
+	ctx, cancel := context.WithTimeout(ctx, k.timeout)
 	defer cancel()
 	select {
 	case k.turns <- struct{}{}:
 		defer func() { <-k.turns }()
 	case <-ctx.Done():
-		return &unavailableError{k.table, context.Cause(ctx)}
+		return &unavailableError{k.table, noConnection(ctx)}
 	}
 	for try := 1; ; try++ {
 		err := k.once(ctx, names, change)
@@ -106,14 +106,14 @@ func (k *keeper) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	if k.pool.Stat().IdleConns() > 0 {
 		conn, err := k.pool.Acquire(ctx)
 		if err != nil && ctx.Err() != nil {
-			err = context.Cause(ctx)
+			err = noConnection(ctx)
 		}
 		return conn, err
 	}
 	select {
 	case k.acquiring <- struct{}{}:
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return nil, noConnection(ctx)
 	}
 	type result struct {
 		conn *pgxpool.Conn
@@ -138,6 +138,15 @@ func (k *keeper) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 		k.crowd.refused(ctx, r.err)
 		return r.conn, r.err
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return nil, noConnection(ctx)
 	}
+}
+
+// noConnection returns the error of a wait for a connection that the context has ended. The caller's
+// deadline may be the same Options.Timeout, and end first.
+func noConnection(ctx context.Context) error {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return errNoConnection
+	}
+	return ctx.Err()
 }

@@ -64,7 +64,7 @@ func (k *keeper) ended(ctx context.Context, err error) error {
 
 // connect takes a connection out of the pool, unless the server is crowded, and returns the channel to listen to.
 func (k *keeper) connect(ctx context.Context) (*listening, string, error) {
-	limited, cancel := context.WithTimeoutCause(ctx, k.timeout, errNoConnection)
+	limited, cancel := context.WithTimeout(ctx, k.timeout)
 	defer cancel()
 	conn, err := k.acquire(limited)
 	if err != nil {

@@ -479,7 +479,9 @@ type Status struct {
 type TierStatus struct {
 	// Policy is the name of the policy that has the tier. Stores leave it empty.
 	Policy string
-	Tier   algorithms.Tier
+	// Tier is the tier as the policy declares it. If its Algorithm is SlidingLog, but the store keeps a
+	// SlidingWindow because of its size, it is SlidingWindow.
+	Tier algorithms.Tier
 	// Limited reports that one more unit would have to wait.
 	Limited bool
 	// Limit is the capacity of the tier: Burst for the buckets and Limit for others. A PaceBurst

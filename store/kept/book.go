@@ -78,6 +78,7 @@ func (r *reader) book(units int, from int64) (book []booking) {
 		if r.bad {
 			return nil
 		}
+		book = slices.Grow(book, int(n))
 		for i := range n {
 			book = append(book, booking{at: at + i*step, guard: guard, cost: cost, owner: flags >> 1, free: flags&1 > 0})
 		}
@@ -140,7 +141,7 @@ func (s *state) giveBack(want *booking) bool {
 func (s *state) takeFree(from int64, cost []int64, guard, slack int64) int {
 	for i := range s.book {
 		b := &s.book[i]
-		if b.free && b.at >= from && b.guard >= guard-slack && fits(cost, b.cost) {
+		if b.free && b.at >= max(from, s.takesFrom) && b.guard >= guard-slack && fits(cost, b.cost) {
 			return i
 		}
 	}

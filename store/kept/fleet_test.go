@@ -143,3 +143,15 @@ func TestBusyFleetNeedsFewTransactions(t *testing.T) {
 		}
 	}
 }
+
+// mostWithin returns the largest number of times within any window.
+func mostWithin(all []time.Time, window time.Duration) (most int) {
+	slices.SortFunc(all, time.Time.Compare)
+	for i, first := 0, 0; i < len(all); i++ {
+		for all[i].Sub(all[first]) >= window {
+			first++
+		}
+		most = max(most, i-first+1)
+	}
+	return most
+}

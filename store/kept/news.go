@@ -3,7 +3,6 @@ package kept
 import (
 	"context"
 	"errors"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -70,7 +69,8 @@ func (n *news) run() {
 			return
 		}
 		for _, q := range look {
-			if err := q.transact(ctx, nil); err != nil && !errors.Is(err, store.ErrUnavailable) {
+			err := q.transact(ctx, nil)
+			if err != nil && !errors.Is(err, store.ErrUnavailable) && (q.pausedFor() <= 0 || q.isClosed()) {
 				n.forget(q) // the keeper is closed, or an operator is needed
 			}
 		}
@@ -118,8 +118,10 @@ func (n *news) review() (look []*quota, any bool) {
 			delete(n.wanted, name)
 		}
 	}
-	if !n.listens {
-		look = slices.DeleteFunc(slices.Collect(maps.Values(n.wanted)), func(q *quota) bool { return !q.mustLook() })
+	for _, q := range n.wanted {
+		if !n.listens && q.mustLook() || q.isAlone() {
+			look = append(look, q)
+		}
 	}
 	return look, len(n.wanted) > 0
 }

@@ -3,6 +3,7 @@ package kept
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -109,15 +110,21 @@ func (q *quota) Idle() bool { return q.isIdle() }
 
 // transact runs a transaction of the newest quota. decide may be nil.
 func (q *quota) transact(ctx context.Context, decide func(p *part)) error {
-	return q.newest().decide(ctx, 0, decide)
+	q = q.newest()
+	return q.limit(ctx, q.transaction(decide))
 }
 
-// decide runs a transaction that decides a number of requests.
-func (q *quota) decide(ctx context.Context, requests int, decide func(p *part)) error {
-	x := &transaction{quotas: []*quota{q}, requests: requests}
+// transaction returns a transaction of the quota alone. decide may be nil.
+func (q *quota) transaction(decide func(p *part)) *transaction {
+	x := &transaction{quotas: []*quota{q}}
 	if decide != nil {
 		x.decide = func(parts []*part) { decide(parts[0]) }
 	}
+	return x
+}
+
+// limit runs a transaction within the time that one may take.
+func (q *quota) limit(ctx context.Context, x *transaction) error {
 	limited, cancel := context.WithTimeout(ctx, q.store.options.Timeout)
 	defer cancel()
 	return q.store.run(limited, x)
@@ -131,16 +138,15 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (d store.Decisi
 	if q.Order().IsBehind(r) {
 		return store.Decision{Tier: -1, Wait: store.Forever, Recheck: true}, nil
 	}
-	var at int64
-	err = q.decide(ctx, 1, func(p *part) {
-		d, at = p.take(r), p.now.At
-	})
-	if err != nil {
-		return store.Decision{}, err
+	x := q.transaction(func(p *part) { d = p.take(r) })
+	x.requests = 1
+	x.granted = func() {
+		if d.Verdict == store.Admitted && q.lease != nil {
+			q.lease.add(x.parts[0].birth, x.parts[0].now.At, r.Cost, true)
+		}
 	}
-	if d.Verdict == store.Admitted && q.lease != nil {
-		q.lease.add(at, r.Cost)
-		q.renewLater()
+	if err := q.limit(ctx, x); err != nil {
+		return store.Decision{}, err
 	}
 	d.Recheck = d.Verdict == store.Later // another process may refund a request
 	return d, nil
@@ -190,15 +196,15 @@ func (e *entry) endProbe(d store.Decision, answered bool) {
 }
 
 // Release is recorded with the next transaction, or soon.
-func (q *quota) Release(_ store.Decision, cost []int64) {
+func (q *quota) Release(d store.Decision, cost []int64) {
 	if q.lease != nil && q.given.Concurrent() {
-		q.lease.end(q.plan, cost, nil, false)
+		q.lease.end(q.plan, d.At, cost, nil, false)
 		q.freed()
 	}
 }
 
 // Settle is recorded with the next transaction, or soon.
-func (q *quota) Settle(_ store.Decision, cost, actual []int64, crossed func([]algorithms.Crossing)) {
+func (q *quota) Settle(d store.Decision, cost, actual []int64, crossed func([]algorithms.Crossing)) {
 	if q.lease == nil || !q.given.Estimates() {
 		return
 	}
@@ -207,12 +213,15 @@ func (q *quota) Settle(_ store.Decision, cost, actual []int64, crossed func([]al
 		q.lease.crossed = crossed
 		q.lease.mu.Unlock()
 	}
-	q.lease.end(q.plan, cost, actual, true)
+	q.lease.end(q.plan, d.At, cost, actual, true)
 	q.freed()
 }
 
 // reportDelay is how long what this process reports waits for a transaction of its callers.
 const reportDelay = 5 * time.Millisecond
+
+// reportAgain is how long it waits after a failed transaction, at most.
+const reportAgain = time.Second
 
 // freed wakes the callers of this process, and reports to the others soon.
 func (q *quota) freed() {
@@ -221,22 +230,29 @@ func (q *quota) freed() {
 }
 
 // reportSoon runs a transaction soon, unless another has reported by then what is to be reported now.
-func (q *quota) reportSoon() {
+func (q *quota) reportSoon() { q.reportAfter(reportDelay) }
+
+// reportAfter is reportSoon with another delay. While the keeper is not available, it tries again and again.
+func (q *quota) reportAfter(delay time.Duration) {
 	q.entry.mu.Lock()
 	defer q.entry.mu.Unlock()
-	if q.reporting {
+	if q.reporting || !q.mustReport() {
 		return
 	}
 	q.reporting = true
-	q.store.reports.Later(reportDelay, func() error {
+	q.store.reports.Later(delay, func() (err error) {
 		q.entry.mu.Lock()
 		q.reporting = false
 		must := q.mustReport()
 		q.entry.mu.Unlock()
-		if !must {
-			return nil
+		if must {
+			err = q.transact(context.Background(), nil)
 		}
-		return q.transact(context.Background(), nil)
+		if errors.Is(err, store.ErrUnavailable) {
+			q.reportAfter(reportAgain/2 + rand.N(reportAgain/2))
+		}
+		q.store.forget(q.entry)
+		return err
 	})
 }
 
@@ -294,8 +310,7 @@ func (q *quota) Resume(ctx context.Context) error {
 
 func (q *quota) Return(ctx context.Context, d store.Decision, cost []int64) error {
 	if q.lease != nil {
-		q.lease.end(q.plan, cost, nil, false)
-		q.lease.end(q.plan, cost, nil, true)
+		q.lease.giveBack(q.plan, d.At, cost)
 	} else if d.Flight == algorithms.Landed && !d.Probe {
 		return nil
 	}
@@ -316,11 +331,11 @@ func (q *quota) Align(tier int, from, to time.Time) {
 	q.notify(store.Freed, 0)
 }
 
-// Pause is recorded with the next transaction, if the keeper is not available now.
+// Pause is recorded with the next transaction, if this one fails.
 func (q *quota) Pause(ctx context.Context, p store.Pause) (done store.Paused, err error) {
 	began := time.Now()
 	err = q.transact(ctx, func(t *part) { done = t.pauseFor(p) })
-	if errors.Is(err, store.ErrUnavailable) {
+	if err != nil {
 		p.For = p.Length(q.remembers().level)
 		done = store.Paused{For: p.For}
 		q.pauseAlone(p, began)
@@ -342,18 +357,19 @@ func (p *part) pauseFor(q store.Pause) (done store.Paused) {
 // pauseAlone pauses this process until the next transaction, which pauses the others.
 func (q *quota) pauseAlone(p store.Pause, began time.Time) {
 	end := began.Add(p.For)
-	q.enqueue(func(t *txn) {
-		if p.For = time.Until(end); p.For > 0 {
-			t.changed = t.pause.Apply(p, t.now) || t.changed
-			t.urgent = t.urgent || t.changed
+	apply := func(t *txn) {
+		p := p
+		if p.For = time.Until(end); p.For > 0 && t.pause.Apply(p, t.now) {
+			t.changed, t.urgent = true, true
 		}
-	})
-	q.entry.mu.Lock()
-	q.voided = time.Now()
-	if end.After(q.paused) {
-		q.paused = end
 	}
+	q.entry.mu.Lock()
+	q.pending = append(q.pending, pending{apply, true})
+	q.voided = time.Now()
+	q.alone = later(q.alone, end)
+	q.paused = later(q.paused, end)
 	q.entry.mu.Unlock()
+	q.store.news.want(q)
 	change := store.Slowed
 	if p.Close {
 		change = store.Shut
@@ -379,12 +395,13 @@ func (q *quota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 
 // Close leaves the quota in the keeper until it decides as none would.
 func (q *quota) Close() {
-	if q.line.Close() { // requests in flight land with their guard
+	if q.line.Close() && !q.store.options.Ahead { // requests in flight land with their guard
 		q.entry.mu.Lock()
 		q.pending = nil
 		q.entry.mu.Unlock()
 	}
 	q.close()
+	q.reportSoon()
 }
 
 // Forecast works on the result of the last transaction.

@@ -59,13 +59,21 @@ func (t *trip) make(ctx context.Context) (got []store.Decision, err error) {
 	for _, q := range t.quotas {
 		t.x.quotas = append(t.x.quotas, q.quota)
 	}
-	t.x.prepare, t.x.decide = t.prepare, t.decide
+	t.x.prepare, t.x.decide, t.x.granted = t.prepare, t.decide, func() { got = t.decisions() }
+	if t.quotas[0].hasFailed() { // then a reply that is lost costs one request
+		t.requests = t.requests[:1]
+	}
 	limited, cancel := context.WithTimeout(ctx, s.options.Timeout)
 	defer cancel()
-	if err := s.run(limited, &t.x); err != nil {
-		return nil, err
-	}
-	return t.decisions(), nil
+	err = s.run(limited, &t.x)
+	return got, err
+}
+
+// hasFailed reports whether the last transaction failed.
+func (e *entry) hasFailed() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.failed
 }
 
 // prepare sets the terms, before the transaction is sent.
@@ -164,7 +172,7 @@ func (t *trip) decision(r store.Request, res *result) store.Decision {
 	}
 	switch notBefore := p.pause.Until; {
 	case res.at >= algorithms.Latest:
-		d.Wait = t.pollAfter()
+		d.Wait = max(t.pollAfter(), p.now.Until(p.grantsFrom))
 	case res.at == notBefore && notBefore > p.now.At:
 		d.Wait = q.timing.BeforeEnd(d.Wait)
 	case r.YieldFor > 0:
@@ -178,25 +186,24 @@ func (t *trip) decision(r store.Request, res *result) store.Decision {
 	return d
 }
 
-// The bounds of the time between two looks of a process that waits for places.
+// The bounds of the time between two looks of a process that waits for places. The longest is half of mostMissed.
 const (
 	leastPoll = 10 * time.Millisecond
-	mostPoll  = 500 * time.Millisecond
+	mostPoll  = time.Second
 )
 
 // pollAfter returns when to ask again for places or estimates: the sooner the fewer processes have waited
 // longer.
 func (t *trip) pollAfter() time.Duration {
-	before := 0
+	before := 1
 	for _, p := range t.x.parts {
-		own := p.owner(p.lease.id)
-		for _, o := range p.owners {
-			if own == nil || o.waits > 0 && o.waits < own.waits {
+		for i := range p.owners {
+			if p.before(&p.owners[i], p.lease) {
 				before++
 			}
 		}
 	}
-	return min(mostPoll, time.Duration(1+before)*max(leastPoll, 2*t.quotas[0].timing.UsualTrip()))
+	return min(mostPoll, max(time.Duration(before*before)*leastPoll, t.quotas[0].timing.UsualTrip()))
 }
 
 func (t *trip) answer(i int) timing.Answer {
@@ -218,8 +225,11 @@ func (t *trip) admitted(r store.Request, res *result) store.Decision {
 		own := t.reservation(i, res, cost[:n:n])
 		charged := slices.ContainsFunc(own.Cost, func(n int64) bool { return n > 0 })
 		if charged {
-			q.lease.add(own.At, own.Cost)
-			q.renewFor(p, &own)
+			owned := p.hasOwner(p.spread(own.Cost), own.At)
+			q.lease.add(own.State, own.At, own.Cost, owned)
+			if owned {
+				q.lease.lastsUntil(own.Start)
+			}
 		}
 		if own.Start.After(all.Start) {
 			all.Start = own.Start
@@ -284,33 +294,16 @@ func (q *reserving) lead(wait time.Duration, nth int64) time.Duration {
 	return max(answer, trip/2+min(wait/4, ahead)) + min(wait/256, apart)*time.Duration(max(0, 8-nth))
 }
 
-// renewFor makes sure that a reservation keeps its lease, if it has one.
-func (q *reserving) renewFor(p *part, r *store.Reservation) {
-	if p.isHeld(p.spread(r.Cost)) {
-		q.renewLater()
-		return
-	}
-	if r.At <= p.leaseEnds {
-		return
-	}
-	q.lease.mu.Lock()
-	if r.Start.After(q.lease.far) {
-		q.lease.far = r.Start
-	}
-	q.lease.mu.Unlock()
-	q.renewLater()
-}
-
 // trackProbe keeps the others waiting for the response to a probe for as long as this process lives, and lets them
 // go on if nobody will report a response.
 func (q *reserving) trackProbe(d store.Decision, r store.Request) {
+	if !r.Held {
+		return
+	}
 	q.entry.mu.Lock()
 	q.probes[d.Epoch] = struct{}{}
 	q.entry.mu.Unlock()
-	end := d.Reservation.Start.Add(d.Reservation.Guard + store.ProbeTimeout)
-	if r.Held {
-		q.extendProbe(d, end)
-	}
+	q.extendProbe(d, d.Reservation.Start.Add(d.Reservation.Guard+store.ProbeTimeout))
 }
 
 // extendProbe extends the wait for a probe until its end.
@@ -395,7 +388,7 @@ func (t *trip) isLate(got []store.Decision, tries int) (late bool, delay time.Du
 		return false, 0, nil
 	}
 	for _, d := range got {
-		if d.Reservation != nil && !d.Reservation.Expired(t.x.got) {
+		if r := d.Reservation; r != nil && !r.Expired(t.x.got) && !r.End.Before(r.Start) {
 			return false, 0, nil
 		}
 	}
@@ -513,16 +506,18 @@ func (q *reserving) Cancel(reserved []store.Decision) {
 
 // giveBack returns what a reservation holds and its time. unused reports that no caller has used it.
 func (q *reserving) giveBack(d store.Decision, cost []int64, unused bool) {
-	q.lease.end(q.plan, cost, nil, false)
-	q.lease.end(q.plan, cost, nil, true)
 	q.endProbe(d, false)
 	r := d.Reservation
-	if r == nil || !timing.RefundableUntil(r, unused).After(time.Now()) {
+	if r == nil {
+		return
+	}
+	booked := q.lease.giveBack(q.plan, r.At, cost)
+	if !timing.RefundableUntil(r, unused).After(time.Now()) {
 		return
 	}
 	q.enqueue(func(t *txn) {
 		if t.birth == r.State {
-			t.refund(q.plan, r, cost)
+			t.refund(q.plan, r, cost, booked)
 		}
 	})
 }
@@ -550,12 +545,8 @@ func (q *reserving) Unanswered(d store.Decision, cost []int64) {
 
 // Leave gives up the place of this process among those that wait for places or estimates, if it has one.
 func (q *reserving) Leave() {
-	q.enqueue(func(t *txn) {
-		if o := t.owner(q.lease.id); o != nil && o.waits > 0 && !q.isWatched() {
-			o.waits, t.changed = 0, true
-		}
-	})
 	if q.given.Concurrent() || q.given.Estimates() {
+		q.lease.doubt()
 		q.reportSoon()
 	}
 }

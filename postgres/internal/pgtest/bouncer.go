@@ -44,7 +44,8 @@ func (d *Database) PgBouncer(settings ...string) *Database {
 	b := *d
 	for range 5 { // another process may take the free port
 		b.addr = freeAddr(d.t)
-		if b.bounce(h, bin, dir, d.Port(), settings) {
+		b.restart = func() bool { return b.bounce(h, bin, dir, d.Port(), settings) }
+		if b.restart() {
 			return &b
 		}
 	}
@@ -73,6 +74,7 @@ func (d *Database) bounce(h *home, bin, dir, to string, settings []string) bool 
 	}
 	cmd := h.command(bin, filepath.Join(dir, "pgbouncer.ini"))
 	p := runProcess(d.t, cmd, filepath.Join(dir, "log"))
+	d.bouncer = p
 	d.t.Cleanup(func() {
 		_ = p.Kill() // it may have ended
 		<-p.exited
@@ -82,4 +84,15 @@ func (d *Database) bounce(h *home, bin, dir, to string, settings []string) bool 
 		_, err := d.try("SELECT 1", timeout)
 		return err == nil
 	})
+}
+
+// RestartPgBouncer kills the PgBouncer of a database that PgBouncer has returned, and starts it again on the
+// same port.
+func (d *Database) RestartPgBouncer() {
+	d.t.Helper()
+	_ = d.bouncer.Kill()
+	<-d.bouncer.exited
+	if !d.restart() {
+		d.t.Fatal("can't restart PgBouncer")
+	}
 }

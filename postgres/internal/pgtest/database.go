@@ -18,6 +18,9 @@ type Database struct {
 	t                    testing.TB
 	addr                 string
 	user, password, name string
+
+	bouncer *process    // the PgBouncer that it is behind, or nil
+	restart func() bool // starts it again
 }
 
 // shared is the server of Shared.

@@ -350,6 +350,16 @@ func (s *Server) Restart() {
 	}
 }
 
+// Answers reports whether the server answers soon.
+func (s *Server) Answers() bool {
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if _, err := s.try("SELECT 1", time.Second); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
 // Suspend suspends all processes of the server until Continue. The system keeps their connections and
 // accepts others, but nothing answers.
 func (s *Server) Suspend() {
