@@ -131,9 +131,11 @@ dist-check:
 	@sh tools/dist.sh -check
 
 # bench prints the tables of the README: what the calls of this library and of
-# others take, and the ratios. BENCHFLAGS="-count 10" is slower and steadier.
+# others take, and the ratios. BENCHFLAGS="-count 10" is slower and steadier. Then it
+# compares the store on PostgreSQL with pgbench.
 bench:
 	@cd bench && go run ./cmd/table $(BENCHFLAGS)
+	@cd postgres && go test -run '^$$' -bench 'Saturated|BusyQuota' -count 3 .
 
 # fidelity shows how well this library and others keep a provider's limit, and how much
 # of it they use: FIDELITYFLAGS="-svg charts" runs everything in full length.

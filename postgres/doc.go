@@ -57,6 +57,12 @@
 //
 //	postgres://…?pool_max_conns=3&pool_max_conn_idle_time=5s&pool_health_check_period=5s
 //
+// If more than half of the server's connections are in use, a store does not listen but asks, in the
+// half second before its callers go. If more than three quarters are, it also closes some of the
+// connections that it has used, so that other processes get them. A server that has none left is
+// unavailable for the process, whose callers try again. Each new connection takes the server some
+// milliseconds, so set Options.Timeout to some seconds with as many processes.
+//
 // # Pauses and fairness
 //
 // Callers of a process go first in, first out, by class. Processes take equal turns. Pauses, bans,

@@ -72,7 +72,7 @@ var fixes = []struct{ code, fix string }{
 	{"3D000", "the database does not exist: correct the configuration of the pool"},
 	{"28", "the server refused the role or its password: correct the configuration of the pool"},
 	{"53100", "the disk of the server is full: free space on it"},
-	{"53300", "the server has too many connections: lower MaxConns of the pools, or use PgBouncer"},
+	{tooMany, "the server has too many connections: lower MaxConns of the pools, or use PgBouncer"},
 }
 
 func fix(err error) string {

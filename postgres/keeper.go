@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -18,7 +19,10 @@ type keeper struct {
 	timeout time.Duration
 	sql     statements
 	turns   chan struct{} // holds an element for each transaction under way
-	journal journal
+	// acquiring holds an element while a connection is acquired.
+	acquiring chan struct{}
+	journal   journal
+	crowd     crowd
 
 	// wrote reports that a transaction has written. Until then, a server that is read only is taken for
 	// the wrong one, and afterwards for one that a failover is about to replace.
@@ -35,7 +39,7 @@ func newKeeper(pool *pgxpool.Pool, o Options) (*keeper, error) {
 	}
 	return &keeper{
 		pool: pool, table: t, timeout: o.Timeout, sql: newStatements(t, o),
-		turns: make(chan struct{}, o.Conns), journal: journal{to: o.Log},
+		turns: make(chan struct{}, o.Conns), acquiring: make(chan struct{}, 1), journal: journal{to: o.Log},
 	}, nil
 }
 
@@ -70,7 +74,7 @@ func (k *keeper) once(ctx context.Context, names [][]byte, change func(kept.View
 	if err != nil {
 		return err
 	}
-	defer conn.Release() // closes the connection if a transaction is open
+	defer k.release(conn)
 	t := &transaction{keeper: k, conn: conn.Conn().PgConn()}
 	defer t.rollback()
 	view, err := t.begin(names)
@@ -84,12 +88,58 @@ func (k *keeper) once(ctx context.Context, names [][]byte, change func(kept.View
 	return t.write(names, writes)
 }
 
-func (k *keeper) acquire(ctx context.Context) (*pgxpool.Conn, error) {
-	conn, err := k.pool.Acquire(ctx)
-	if err != nil && ctx.Err() != nil {
-		err = noConnection(ctx)
+// release returns a connection to the pool. It closes it if a transaction is open, and now and then if
+// other processes need it.
+func (k *keeper) release(conn *pgxpool.Conn) {
+	if k.crowd.isFull() && rand.N(4) == 0 {
+		ctx, cancel := context.WithTimeout(context.Background(), k.timeout)
+		defer cancel()
+		conn.Conn().Close(ctx)
 	}
-	return conn, err
+	conn.Release()
+}
+
+// acquire returns a connection of the pool. It makes one connection at a time, and waits for it the next time if it
+// takes longer than the context lasts: a server that is slow because many processes connect at once would be slower with
+// each connection that nobody waits for any more.
+func (k *keeper) acquire(ctx context.Context) (*pgxpool.Conn, error) {
+	if k.pool.Stat().IdleConns() > 0 {
+		conn, err := k.pool.Acquire(ctx)
+		if err != nil && ctx.Err() != nil {
+			err = noConnection(ctx)
+		}
+		return conn, err
+	}
+	select {
+	case k.acquiring <- struct{}{}:
+	case <-ctx.Done():
+		return nil, noConnection(ctx)
+	}
+	type result struct {
+		conn *pgxpool.Conn
+		err  error
+	}
+	got := make(chan result)
+	go func() {
+		defer func() { <-k.acquiring }()
+		longest, cancel := context.WithTimeout(context.Background(), mostTries*k.timeout)
+		defer cancel()
+		conn, err := k.pool.Acquire(longest)
+		select {
+		case got <- result{conn, err}:
+		case <-ctx.Done():
+			if err == nil {
+				conn.Release()
+			}
+		}
+	}()
+	select {
+	case r := <-got:
+		k.crowd.refused(ctx, r.err)
+		return r.conn, r.err
+	case <-ctx.Done():
+		return nil, noConnection(ctx)
+	}
 }
 
 // noConnection returns the error of a wait for a connection that the context has ended. The caller's

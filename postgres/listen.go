@@ -23,16 +23,14 @@ var errAnotherTable = errors.New("the table was created anew")
 // Listen implements kept.Listener. It takes a connection from the pool for good, and closes it at the end.
 // It finds out within three times Options.Timeout that the server does not answer any more.
 func (k listeningKeeper) Listen(ctx context.Context, news func(name []byte)) error {
-	conn, err := k.connect(ctx)
+	if k.crowd.isCrowded() {
+		return errCrowded
+	}
+	l, channel, err := k.connect(ctx)
 	if err != nil {
 		return k.ended(ctx, err)
 	}
-	l := &listening{k.keeper, conn}
 	defer l.close()
-	channel, err := l.channel(ctx)
-	if err != nil {
-		return k.ended(ctx, err)
-	}
 	if err := l.exec(ctx, "LISTEN "+channel); err != nil {
 		return k.ended(ctx, err)
 	}
@@ -64,14 +62,22 @@ func (k *keeper) ended(ctx context.Context, err error) error {
 	return k.explain(err)
 }
 
-func (k *keeper) connect(ctx context.Context) (*pgx.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, k.timeout)
+// connect takes a connection out of the pool, unless the server is crowded, and returns the channel to listen to.
+func (k *keeper) connect(ctx context.Context) (*listening, string, error) {
+	limited, cancel := context.WithTimeout(ctx, k.timeout)
 	defer cancel()
-	conn, err := k.acquire(ctx)
+	conn, err := k.acquire(limited)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	return conn.Hijack(), nil
+	l := &listening{k, conn.Conn()}
+	channel, err := l.channel(ctx)
+	if err != nil {
+		k.release(conn)
+		return nil, "", err
+	}
+	conn.Hijack()
+	return l, channel, nil
 }
 
 // listening is a connection that listens.
@@ -105,6 +111,10 @@ func (l *listening) channel(ctx context.Context) (string, error) {
 	row := results[0].Rows[0]
 	if binary.BigEndian.Uint32(row[1]) != l.conn.PgConn().PID() {
 		l.journal.pooler()
+	}
+	k := l.keeper
+	if k.crowd.see(int32(binary.BigEndian.Uint32(row[2])), int32(binary.BigEndian.Uint32(row[3]))); k.crowd.isCrowded() {
+		return "", errCrowded
 	}
 	return fmt.Sprintf("throttle_%d", binary.BigEndian.Uint32(row[0])), nil
 }

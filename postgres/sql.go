@@ -40,7 +40,8 @@ func (t table) String() string { return t.quoted }
 const (
 	begin  = "BEGIN ISOLATION LEVEL READ COMMITTED"
 	notify = "SELECT pg_notify('throttle_' || $1::regclass::oid, $2)"
-	number = "SELECT $1::regclass::oid, pg_backend_pid()"
+	number = "SELECT $1::regclass::oid, pg_backend_pid()," +
+		" (SELECT sum(numbackends)::int FROM pg_stat_database), current_setting('max_connections')::int"
 )
 
 // statements are the statements about one table.

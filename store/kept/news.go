@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -84,6 +85,30 @@ func (n *news) stop() bool {
 	return !n.runs
 }
 
+// mustLook reports whether a transaction is due because there may be news: during a pause, which another process
+// may end, and before the start of a reservation.
+func (e *entry) mustLook() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := time.Now()
+	if now.Sub(e.seen) < store.RecheckInterval/2 {
+		return false
+	}
+	soon := now.Add(store.RecheckInterval)
+	return now.Before(e.paused) || slices.ContainsFunc(e.due, func(d span) bool { return d.first.Before(soon) && !d.last.Before(now) })
+}
+
+// A span has the starts of the first and the last reservation of a trip.
+type span struct{ first, last time.Time }
+
+// expect notes the starts of new reservations.
+func (e *entry) expect(of span) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := time.Now()
+	e.due = append(slices.DeleteFunc(e.due, func(d span) bool { return d.last.Before(now) }), of)
+}
+
 // review drops the quotas that want no news any more. It returns those that must look.
 func (n *news) review() (look []*quota, any bool) {
 	n.mu.Lock()
@@ -94,7 +119,7 @@ func (n *news) review() (look []*quota, any bool) {
 		}
 	}
 	for _, q := range n.wanted {
-		if !n.listens || q.isAlone() {
+		if !n.listens && q.mustLook() || q.isAlone() {
 			look = append(look, q)
 		}
 	}
@@ -114,11 +139,16 @@ func (n *news) listen(ctx context.Context, done chan<- struct{}) {
 	if !ok {
 		return
 	}
+	select { // many processes may begin to wait at once
+	case <-time.After(rand.N(store.RecheckInterval)):
+	case <-ctx.Done():
+	}
 	for again := 100 * time.Millisecond; ctx.Err() == nil; again = min(2*again, 5*time.Second) {
-		_ = l.Listen(ctx, func(name []byte) {
+		began := time.Now()
+		_ = l.Listen(ctx, func(name []byte) { n.tell(ctx, name) })
+		if time.Since(began) > 5*time.Second { // it has listened
 			again = 100 * time.Millisecond
-			n.tell(ctx, name)
-		})
+		}
 		n.setListens(false)
 		select {
 		case <-time.After(again/2 + rand.N(again)):

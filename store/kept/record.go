@@ -52,6 +52,7 @@ type change struct {
 func (e *entry) recordState(p *part, sent time.Time) (changes []change) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.seen = time.Now()
 	was := e.known
 	if was.birth == p.birth && was.at > p.now.At { // another transaction of this process is ahead
 		return nil

@@ -118,6 +118,15 @@ func (t *trip) decisions() (got []store.Decision) {
 		got = append(got, t.decision(t.requests[i], &r))
 	}
 	t.gather(got)
+	due := span{}
+	for _, d := range got {
+		if r := d.Reservation; r != nil {
+			due = span{first: cmp.Or(due.first, r.Start), last: r.Start}
+		}
+	}
+	for _, q := range t.quotas {
+		q.expect(due)
+	}
 	return got
 }
 

@@ -94,6 +94,10 @@ type entry struct {
 	voided time.Time
 	// paused is when a pause ends that this process keeps, because the keeper may not have it.
 	paused time.Time
+	// seen is when the last transaction ended.
+	seen time.Time
+	// due are the reservations of this process that are to come.
+	due []span
 	// alone is when a pause ends that this process has begun while the keeper was not available.
 	alone time.Time
 	// crossed are the percentages of calendar tiers that no caller has received yet.
