@@ -94,6 +94,9 @@
 // the pool. The times that a killed process had reserved pass unused, at most a Horizon of them,
 // and what it held is free when its lease ends.
 //
+// Set connect_timeout to some seconds. The default of pgx is two minutes, for which attempts to connect that a
+// broken network has swallowed take up the pool.
+//
 // # What a failure may forget
 //
 // Without Options.Sync, a server that crashes may forget the last transactions, up to three times
@@ -102,6 +105,9 @@
 // that time may be admitted again. A failover to an asynchronous replica forgets what the replica
 // had not received, with Sync too. A backup that is restored brings back the use of its day: later
 // use is forgotten. Options.OnLost is called when a process finds such a loss.
+// A process finds no loss of what only others have written. Pauses and bans are restored within two
+// seconds while a process lives that knows them. The project's docs/faults.md has a table of faults
+// and what each may cost.
 //
 // If the reply to COMMIT is lost, the transaction counts as failed although it may have been made.
 // Then the quota may be charged for requests that nobody sent, but it is never exceeded. A process

@@ -22,6 +22,7 @@ import (
 
 func TestFaults(t *testing.T) {
 	t.Parallel()
+	fleets := make(chan struct{}, 6) // more at once are slowed down by each other
 	for _, test := range []struct {
 		name string
 		run  func(*testing.T)
@@ -52,6 +53,8 @@ func TestFaults(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			soak.Long(t, "takes many seconds of real time")
+			fleets <- struct{}{}
+			defer func() { <-fleets }()
 			test.run(t)
 		})
 	}

@@ -121,6 +121,7 @@ func TestPauseIsRestored(t *testing.T) {
 			}
 			lose(t, db, k)
 			began := time.Now()
+			_ = new.Allow() // which writes a state without the pause, if it is the first
 			waitUntil(t, "another process is paused", func() bool {
 				time.Sleep(50 * time.Millisecond)
 				s, err := new.Status(t.Context())

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/keptmem"
 	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/store/kept"
 )
@@ -101,4 +102,32 @@ func TestPauseOutlivesALostState(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestQuotaThatNobodyHasUsedIsNotLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server, lost := keptmem.New(), 0
+		defer server.Close()
+		var limiters []*throttle.Limiter
+		for range 2 {
+			s := kept.New(server.Client(time.Millisecond), kept.Options{Ahead: true, OnLost: func([]byte) { lost++ }})
+			l, err := throttle.New(throttle.Policy{Name: "unused", Tiers: []throttle.Tier{throttle.PerSecond(50)}}, s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := l.Status(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			limiters = append(limiters, l)
+		}
+		for _, l := range limiters {
+			if err := l.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if lost > 0 {
+			t.Errorf("%d calls of OnLost", lost)
+		}
+		time.Sleep(time.Minute)
+	})
 }

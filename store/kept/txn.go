@@ -30,6 +30,8 @@ type txn struct {
 
 	// changed reports that the state must be written, and urgent that others should learn of it at once.
 	changed, urgent bool
+	// unwritten reports that there is no value yet.
+	unwritten bool
 	// lost reports that the state is not the one that this process knew, or an older one.
 	lost bool
 	// ends is an instant from which the state that was written decides as none would.
@@ -82,6 +84,7 @@ func (t *txn) checkClock(shows int64) {
 // findLoss finds out whether the state is another than the process knew. It restores the pause that the
 // process knows of.
 func (t *txn) findLoss(exists bool, known *known) {
+	t.unwritten = !exists
 	// What decided as none would may have been forgotten, and another process may have begun anew since.
 	wasForgotten := t.now.Wall >= known.expires && (!exists || t.birth != known.birth)
 	// Others may have written an older state often enough to hide that, but not the pauses that it lacks.
@@ -463,6 +466,9 @@ func (t *txn) crossings() []algorithms.Crossing {
 // finish prepares the state for being written, and returns it.
 func (t *txn) finish() Write {
 	if !t.changed {
+		if t.unwritten { // another process may choose another birth
+			t.birth = 0
+		}
 		return Write{}
 	}
 	t.last = t.now.At
