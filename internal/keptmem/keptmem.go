@@ -117,17 +117,10 @@ func (c *Client) Update(ctx context.Context, names [][]byte, change func(kept.Vi
 	if err := c.isAway(); err != nil {
 		return err
 	}
-	unlock := func() {}
+	unlock, err := s.lockAll(ctx, names)
 	defer func() { unlock() }()
-	for i, name := range names {
-		select {
-		case s.lock(name) <- struct{}{}:
-			unlock = func(before func()) func() {
-				return func() { <-s.lock(name); before() }
-			}(unlock)
-		case <-ctx.Done():
-			return fmt.Errorf("keptmem: lock %d: %w: %w", i, store.ErrUnavailable, ctx.Err())
-		}
+	if err != nil {
+		return err
 	}
 	s.mu.Lock()
 	s.updates++
@@ -156,6 +149,25 @@ func (c *Client) Update(ctx context.Context, names [][]byte, change func(kept.Vi
 		return fmt.Errorf("keptmem: no reply: %w", store.ErrUnavailable)
 	}
 	return nil
+}
+
+// lockAll locks the names in their order. unlock frees those that are locked, also after an error.
+func (s *Server) lockAll(ctx context.Context, names [][]byte) (unlock func(), err error) {
+	locked := 0
+	unlock = func() {
+		for _, name := range names[:locked] {
+			<-s.lock(name)
+		}
+	}
+	for i, name := range names {
+		select {
+		case s.lock(name) <- struct{}{}:
+			locked++
+		case <-ctx.Done():
+			return unlock, fmt.Errorf("keptmem: lock %d: %w: %w", i, store.ErrUnavailable, ctx.Err())
+		}
+	}
+	return unlock, nil
 }
 
 func (s *Server) lock(name []byte) chan struct{} {
