@@ -19,8 +19,9 @@ FUZZTIME ?= 30s
 STATICCHECK = go tool "-modfile=$(CURDIR)/tools/go.mod" staticcheck
 
 # The modules that are published beside the library. Each has a workspace with the library of this
-# tree, where -modfile can't be used, so lint runs staticcheck by its path.
-BESIDE = awsthrottle cmd/throttle grpcthrottle otelthrottle
+# tree, where -modfile can't be used, so lint runs staticcheck by its path. They are published in this
+# order, because the command requires postgres.
+BESIDE = awsthrottle grpcthrottle otelthrottle postgres cmd/throttle
 
 # The other modules, except suites and page/pagetest, which have targets of their own.
 MODULES = $(BESIDE) sdktest bench
@@ -78,11 +79,13 @@ valkey:
 		go test -vet=off -count=1 -run '^TestServer' ./distributed
 
 # modules tests the other modules, one after the other. Their tests wait much, so many run side by side,
-# except those of bench, which compute. "make modules MODULES=sdktest" tests one.
-modules: redis
+# except those of bench, which compute, and those of postgres, which have the race detector, and many
+# servers. "make modules MODULES=sdktest" tests one. THROTTLE_REQUIRE_POSTGRES=1 makes the tests fail
+# where there is no PostgreSQL server and none can be installed.
+modules: redis postgres
 	$(call skips,for module in $(MODULES); do \
-		many=16; [ $$module != bench ] || many=2; \
-		echo "$$module"; (cd $$module && go test -vet=off -parallel $$many ./...) || exit 1; \
+		many=16 race=; case $$module in (bench) many=2;; (postgres) many=4 race="$(RACE)";; esac; \
+		echo "$$module"; (cd $$module && go test -vet=off $$race -parallel $$many ./...) || exit 1; \
 	done)
 
 # test32 runs the tests of "make test" where int has 32 bits.

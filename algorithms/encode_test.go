@@ -226,3 +226,24 @@ func TestConvertEstimates(t *testing.T) {
 		}
 	}
 }
+
+// TestUnusedAfterClockSetBack checks that a ledger is encoded in a form that can be decoded if the wall clock was
+// set back before anything landed.
+func TestUnusedAfterClockSetBack(t *testing.T) {
+	for _, spec := range []string{"5/s;algo=fixed_window", "5/s;algo=weighted_window;phase=300ms", "5/day", "5/month;zone=America/Havana"} {
+		tier, err := ParseTier(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := NewPlan([]Tier{tier}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, back := p.NewLedger(), p.NewLedger()
+		l.Earliest(Moment{At: 1e15, Wall: 1e15 - 90*24*3600*1e6}, Request{Cost: []int64{1}})
+		data, _ := l.AppendBinary(nil)
+		if err := back.UnmarshalBinary(data); err != nil {
+			t.Errorf("%s: %v", spec, err)
+		}
+	}
+}

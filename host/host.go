@@ -35,7 +35,8 @@
 // A policy that changes while it is in use changes for this process alone, in the same way.
 //
 // A process holds its units of a Concurrency tier, and its estimates, by a lease of 10 seconds, which
-// it renews. What a process held that died is free, and its estimates are charged, when its lease ends.
+// it renews. What a process held that died is free, and its estimates are charged, when its lease ends. A time in which no
+// process asks, because the machine sleeps or none has work, counts as a third of a lease at most for that.
 //
 // # Clocks
 //

@@ -31,6 +31,9 @@ const asWorker = "THROTTLE_TEST_HOST_WORKER"
 // transaction.
 const asStopped = "THROTTLE_TEST_HOST_STOPPED"
 
+// asHolder is the environment variable that makes this test binary a process that holds two places.
+const asHolder = "THROTTLE_TEST_HOST_HOLDER"
+
 var stopInside func(path string) // nil on systems without job control
 
 func TestMain(m *testing.M) {
@@ -40,6 +43,9 @@ func TestMain(m *testing.M) {
 	}
 	if path := os.Getenv(asStopped); path != "" {
 		stopInside(path)
+	}
+	if path := os.Getenv(asHolder); path != "" {
+		hold(path)
 	}
 	os.Exit(leaktest.Run(m))
 }

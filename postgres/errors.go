@@ -63,7 +63,7 @@ var transient = []string{"08", "25P03", "25P04", "40", "53", "55P03", "57", "58"
 var fixes = []struct{ code, fix string }{
 	{noTable, "call Migrate, or run the output of `throttle postgres schema`"},
 	{"3F000", "the schema does not exist: create it"},
-	{"42501", "the role lacks a right: GRANT USAGE on the schema and SELECT, INSERT, UPDATE, DELETE on the table"},
+	{"42501", "the role lacks a right: GRANT USAGE on the schema and SELECT, INSERT, UPDATE, DELETE on the table, or for Migrate CREATE on the schema"},
 	{"42703", "the table has other columns: use another Options.Table"},
 	{"42804", "the table has columns of other types: use another Options.Table"},
 	{"42883", "the table has columns of other types: use another Options.Table"},

@@ -2,7 +2,6 @@ package postgres_test
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -15,8 +14,6 @@ import (
 	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/store/storetest"
 )
-
-func TestMain(m *testing.M) { os.Exit(pgtest.Run(m)) }
 
 // openStore returns a store in a database.
 func openStore(t testing.TB, db *pgtest.Database, o postgres.Options) *postgres.Store {

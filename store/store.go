@@ -129,7 +129,8 @@ type Reservation struct {
 	Start time.Time
 	// End is the latest time at which the request may be sent. Then the reservation expires.
 	End time.Time
-	// Again is when to ask for more reservations behind this one.
+	// Again is when to ask for more reservations behind this one: before Start, or a little later if
+	// callers are about to come back.
 	Again time.Time
 	// At is Start by the store's clock, in microseconds.
 	At int64
@@ -478,7 +479,9 @@ type Status struct {
 type TierStatus struct {
 	// Policy is the name of the policy that has the tier. Stores leave it empty.
 	Policy string
-	Tier   algorithms.Tier
+	// Tier is the tier as the policy declares it. If its Algorithm is SlidingLog, but the store keeps a
+	// SlidingWindow because of its size, it is SlidingWindow.
+	Tier algorithms.Tier
 	// Limited reports that one more unit would have to wait.
 	Limited bool
 	// Limit is the capacity of the tier: Burst for the buckets and Limit for others. A PaceBurst

@@ -197,8 +197,9 @@ func (c *Policy) alert(crossed []algorithms.Crossing) {
 	}
 }
 
-// mergePaces returns the state of the tiers as the policy declares them. The counts are those of the
-// tiers themselves. The pace of a tier, if it has one, only restricts what may go now.
+// mergePaces returns the state of the tiers as the policy declares them, except that a log which the store
+// keeps as a sliding window is one. The counts are those of the tiers themselves. The pace of a tier, if
+// it has one, only restricts what may go now.
 func (c *Policy) mergePaces(deciding []store.TierStatus) (tiers []store.TierStatus) {
 	for i, s := range deciding {
 		if c.Plan.IsPace(i) {
@@ -208,7 +209,11 @@ func (c *Policy) mergePaces(deciding []store.TierStatus) (tiers []store.TierStat
 			of.RetryAfter = max(of.RetryAfter, s.RetryAfter)
 			continue
 		}
+		kept := s.Tier.Algorithm
 		s.Policy, s.Tier = c.Name, c.Tiers[c.Plan.Declared(i)]
+		if kept == algorithms.SlidingWindow && c.Plan.Tiers()[i].Algorithm == algorithms.SlidingLog {
+			s.Tier.Algorithm = kept
+		}
 		tiers = append(tiers, s)
 	}
 	return tiers

@@ -540,6 +540,9 @@ func TestPoolFleetErrorsWithoutStores(t *testing.T) {
 // cancellations all quotas are as good as new.
 func TestPoolFleetWithinAnAccount(t *testing.T) {
 	for name, account := range map[string]fleetMember{"one store": {limit: 20}, "another store": {limit: 20, store: 1}, "in process": {limit: 20, store: inProcess}} {
+		if testing.Short() && account.store == 1 { // which takes longest
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := &poolFleet{members: []fleetMember{{limit: 5}, {limit: 40}}, within: true, account: account, processes: 4, callers: 10, lasts: 20 * sec, deadline: 3 * sec}
@@ -576,14 +579,18 @@ func TestPoolFleetWithinAnAccount(t *testing.T) {
 	}
 }
 
-// storm lets many callers come and leave for five seconds.
+// storm lets many callers come and leave for some seconds.
 func (f *poolFleet) storm(t *testing.T) {
+	storms := 5 * sec
+	if testing.Short() {
+		storms = 2 * sec
+	}
 	var wg sync.WaitGroup
 	for i := range f.processes {
 		for j := range 50 {
 			wg.Go(func() {
 				r := rand.New(rand.NewPCG(uint64(i), uint64(j)))
-				for time.Since(f.start) < 5*sec {
+				for time.Since(f.start) < storms {
 					ctx, cancel := context.WithCancel(t.Context())
 					time.AfterFunc(upTo(r, 500*ms), cancel)
 					if permit, err := f.pools[i].Acquire(ctx, nil); err == nil {

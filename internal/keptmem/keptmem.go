@@ -39,18 +39,22 @@ func New() *Server {
 }
 
 // Client returns a keeper that is a way from the server. A transaction takes four ways, and has its locks for two.
-func (s *Server) Client(way time.Duration) *Client { return &Client{s, way} }
+func (s *Server) Client(way time.Duration) *Client { return &Client{server: s, way: way} }
 
 // A Client is a process's keeper.
 type Client struct {
 	server *Server
 	way    time.Duration
+	cut    bool // guarded by server.mu
 }
 
 var (
 	_ kept.Keeper   = (*Client)(nil)
 	_ kept.Listener = (*Client)(nil)
 )
+
+// SetCut makes every call of the client fail at once, or ends that.
+func (c *Client) SetCut(cut bool) { c.server.set(func() { c.cut = cut }) }
 
 // SetAway makes every call fail at once, or ends that.
 func (s *Server) SetAway(away bool) { s.set(func() { s.away = away }) }
@@ -90,13 +94,14 @@ func (s *Server) Value(name []byte) []byte {
 // Put sets the value of a name.
 func (s *Server) Put(name, value []byte) { s.set(func() { s.values[string(name)] = value }) }
 
-func (s *Server) isAway() error {
+func (c *Client) isAway() error {
+	s := c.server
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return errors.New("keptmem: the server is closed")
 	}
-	if s.away {
+	if s.away || c.cut {
 		return fmt.Errorf("keptmem: the server is away: %w", store.ErrUnavailable)
 	}
 	return nil
@@ -109,13 +114,17 @@ func (s *Server) wall() int64 { return time.Now().Add(s.step).UnixMicro() }
 func (c *Client) Update(ctx context.Context, names [][]byte, change func(kept.View) ([]kept.Write, error)) error {
 	s, v := c.server, kept.View{Sent: time.Now(), Values: make([][]byte, len(names))}
 	time.Sleep(c.way)
-	if err := s.isAway(); err != nil {
+	if err := c.isAway(); err != nil {
 		return err
 	}
+	unlock := func() {}
+	defer func() { unlock() }()
 	for i, name := range names {
 		select {
 		case s.lock(name) <- struct{}{}:
-			defer func() { <-s.lock(name) }()
+			unlock = func(before func()) func() {
+				return func() { <-s.lock(name); before() }
+			}(unlock)
 		case <-ctx.Done():
 			return fmt.Errorf("keptmem: lock %d: %w: %w", i, store.ErrUnavailable, ctx.Err())
 		}
@@ -136,10 +145,12 @@ func (c *Client) Update(ctx context.Context, names [][]byte, change func(kept.Vi
 		return err
 	}
 	time.Sleep(c.way)
-	if err := s.isAway(); err != nil {
+	if err := c.isAway(); err != nil {
 		return err
 	}
 	lost := s.write(names, writes)
+	unlock()
+	unlock = func() {}
 	time.Sleep(c.way)
 	if lost {
 		return fmt.Errorf("keptmem: no reply: %w", store.ErrUnavailable)
@@ -182,21 +193,24 @@ func (s *Server) write(names [][]byte, writes []kept.Write) (lost bool) {
 // Listen implements kept.Listener.
 func (c *Client) Listen(ctx context.Context, news func(name []byte)) error {
 	time.Sleep(c.way)
-	if err := c.server.isAway(); err != nil {
+	if err := c.isAway(); err != nil {
 		return err
 	}
+	var one sync.Mutex // news come one after the other
 	f := func(name []byte) {
 		time.Sleep(c.way)
+		one.Lock()
+		defer one.Unlock()
 		news(name)
 	}
 	c.server.set(func() { c.server.news[&f] = struct{}{} })
 	defer c.server.set(func() { delete(c.server.news, &f) })
-	news(nil)
+	f(nil)
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
 		case <-time.After(100 * time.Millisecond):
-			if err := c.server.isAway(); err != nil {
+			if err := c.isAway(); err != nil {
 				return err
 			}
 		}

@@ -50,6 +50,33 @@ func TestAPI(t *testing.T) {
 	}
 }
 
+// TestMainModuleLacksPgx checks that users of the library who have no PostgreSQL don't get its driver. What is
+// in neither file can't be imported.
+func TestMainModuleLacksPgx(t *testing.T) {
+	for _, name := range []string{"../../go.mod", "../../go.sum"} {
+		if strings.Contains(readFile(t, name), "jackc/") {
+			t.Errorf("%s has a module of pgx", name)
+		}
+	}
+}
+
+// TestPostgresImportsPromisedPackages checks that module postgres imports public packages of the library alone.
+// Users may get a later library with the same module postgres, and the exported API remains.
+func TestPostgresImportsPromisedPackages(t *testing.T) {
+	p, err := build.ImportDir("../../postgres", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, imported := range p.Imports {
+		if strings.HasPrefix(imported, throttle) && strings.Contains(imported+"/", "/internal/") {
+			t.Errorf("postgres imports %s", imported)
+		}
+	}
+	if !slices.Contains(p.Imports, throttle+"/store/kept") {
+		t.Errorf("postgres imports %s, without package kept", p.Imports)
+	}
+}
+
 // compareLines reports the first line that differs.
 func compareLines(t *testing.T, golden, want, got string) {
 	t.Helper()

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"testing"
@@ -19,6 +20,9 @@ import (
 )
 
 const throttle = "github.com/apithrottle/throttle"
+
+// ours matches what a go.mod requires of this repository: a module and its version.
+var ours = regexp.MustCompile(`\s(` + throttle + `\S*) (v\S+)`)
 
 // Check fails unless the module in the current directory builds without a workspace, from a proxy that
 // has the throttle of this repository, and with the go.sum that the module has. It takes all other
@@ -36,7 +40,7 @@ func Check(t *testing.T) {
 
 	had, has := readFile(t, "go.sum"), readFile(t, filepath.Join(u.Dir, "go.sum"))
 	for line := range strings.Lines(has) {
-		if !strings.HasPrefix(line, throttle+" ") && !strings.Contains(had, line) {
+		if !strings.HasPrefix(line, throttle) && !strings.Contains(had, line) {
 			t.Errorf("go.sum lacks %s", line)
 		}
 	}
@@ -54,21 +58,22 @@ type User struct {
 	env []string
 }
 
-// NewUser returns a User whose module proxy has the throttle of this repository, in the version that
-// the module in the current directory requires, and that module itself in a version, if that is not
-// "". All other modules come from the module cache.
+// NewUser returns a User whose module proxy has the modules of this repository that the module in the
+// current directory requires, in those versions, and that module itself in a version, if that is not "".
+// All other modules come from the module cache.
 func NewUser(t *testing.T, version string) *User {
 	t.Helper()
 	soak.Long(t, "compiles everything anew, from a module proxy")
 	mod := readFile(t, "go.mod")
 	path, _, _ := strings.Cut(strings.TrimPrefix(mod, "module "), "\n")
-	_, after, found := strings.Cut(mod, throttle+" v")
-	required, _, _ := strings.Cut(after, "\n")
-	if !found || strings.Contains(mod, "replace") {
+	required := ours.FindAllStringSubmatch(mod, -1)
+	if len(required) == 0 || strings.Contains(mod, "replace") {
 		t.Fatalf("go.mod must require a version of throttle, and must not replace it:\n%s", mod)
 	}
 	proxy := t.TempDir()
-	publish(t, proxy, throttle, run(t, ".", nil, "list", "-m", "-f", "{{.Dir}}", throttle), "v"+required)
+	for _, m := range required {
+		publish(t, proxy, m[1], run(t, ".", nil, "list", "-m", "-f", "{{.Dir}}", m[1]), m[2])
+	}
 	if version != "" {
 		publish(t, proxy, path, ".", version)
 	}

@@ -45,7 +45,7 @@ func (q *Queue) isOurTurn() bool {
 
 // askTime returns when to ask the quota for the first waiter without a time.
 func (q *Queue) askTime(w *waiter) time.Time {
-	var at time.Time
+	at := q.calls.again
 	if n := len(q.reserved); n > 0 {
 		at = q.reserved[n-1].Reservation.Again
 	}

@@ -28,6 +28,8 @@ type calls struct {
 	batchSize int
 	// cancel cancels the call to the quota, if that may block. Otherwise it is nil.
 	cancel func()
+	// again is when to ask for more reservations behind the last one that a caller was admitted with.
+	again time.Time
 	// changed reports that the quota has changed since the queue last asked.
 	changed bool
 	// askedAt is when the call that is under way began, and repliedAt when the quota last replied.

@@ -336,7 +336,7 @@ func (q *Queue) reconcile(now time.Time, self *waiter) {
 			unused = append(unused, q.match(now)...) // the time may be another's
 			continue
 		}
-		q.reserved = q.reserved[1:]
+		q.reserved, q.calls.again = q.reserved[1:], d.Reservation.Again
 		q.admit(w, d)
 	}
 	for q.isFull(now) {

@@ -1,6 +1,7 @@
 package kept
 
 import (
+	"cmp"
 	"encoding/binary"
 	"slices"
 )
@@ -77,6 +78,7 @@ func (r *reader) book(units int, from int64) (book []booking) {
 		if r.bad {
 			return nil
 		}
+		book = slices.Grow(book, int(n))
 		for i := range n {
 			book = append(book, booking{at: at + i*step, guard: guard, cost: cost, owner: flags >> 1, free: flags&1 > 0})
 		}
@@ -101,6 +103,17 @@ func (r *reader) amounts(units int) []int64 {
 	return amounts
 }
 
+// bookedAt returns the number of bookings at an instant.
+func (s *state) bookedAt(at int64) (n int64) {
+	first, _ := slices.BinarySearchFunc(s.book, at, byInstant)
+	for ; first < len(s.book) && s.book[first].at == at; first++ {
+		n++
+	}
+	return n
+}
+
+func byInstant(b booking, at int64) int { return cmp.Compare(b.at, at) }
+
 // trim drops the free bookings behind all others.
 func trim(book []booking) []booking {
 	for len(book) > 0 && book[len(book)-1].free {
@@ -112,7 +125,7 @@ func trim(book []booking) []booking {
 // giveBack returns a booking, and reports whether it was in the book. Bookings that are alike are as good as
 // each other.
 func (s *state) giveBack(want *booking) bool {
-	first, _ := slices.BinarySearchFunc(s.book, want.at, func(b booking, at int64) int { return int(min(1, max(-1, b.at-at))) })
+	first, _ := slices.BinarySearchFunc(s.book, want.at, byInstant)
 	for i := first; i < len(s.book) && s.book[i].at == want.at; i++ {
 		if b := &s.book[i]; b.isLike(want) {
 			b.free, b.owner = true, 0
@@ -128,7 +141,7 @@ func (s *state) giveBack(want *booking) bool {
 func (s *state) takeFree(from int64, cost []int64, guard, slack int64) int {
 	for i := range s.book {
 		b := &s.book[i]
-		if b.free && b.at >= from && b.guard >= guard-slack && fits(cost, b.cost) {
+		if b.free && b.at >= max(from, s.takesFrom) && b.guard >= guard-slack && fits(cost, b.cost) {
 			return i
 		}
 	}

@@ -36,11 +36,15 @@ type part struct {
 	lease *lease
 	// leaseEnds is when the lease ends if this transaction renews it.
 	leaseEnds int64
+	// waits reports that callers of the process wait.
+	waits bool
 	// terms are those of the reservations, and slack by how much shorter they may be valid.
 	terms timing.Terms
 	slack time.Duration
 	// headroom is the percentage that requests which yield leave. If negative, it is theirs.
 	headroom int64
+	// full reports that no booking is free.
+	full bool
 	// ahead are the places and estimates that processes want which have waited longer.
 	ahead []int64
 }
@@ -52,7 +56,7 @@ type result struct {
 	tier int
 	// at is when the request may go, or never.
 	at int64
-	// nth counts the requests that go at the same instant, from 1, or is zero.
+	// nth counts the requests of all processes that go at the same instant, from 1, or is zero.
 	nth int64
 	// probe reports that the request is a probe.
 	probe bool
@@ -70,8 +74,6 @@ type turn struct {
 	part, tier int
 	// left is the amount that the process may still reserve in that tier.
 	left int64
-	// instant is the last instant that is reserved, and nth counts the requests there.
-	instant, nth int64
 }
 
 // soonEnds is how long before the end of a pause requests are reserved behind it, in µs.
@@ -86,6 +88,8 @@ func (c *claim) decide() (results []result) {
 	for _, p := range c.parts {
 		p.ahead = p.wantedBefore(p.lease)
 		c.room = min(c.room, p.roomInBook())
+		p.full = !slices.ContainsFunc(p.book, func(b booking) bool { return b.free })
+		p.book = slices.Grow(p.book, max(0, min(c.room, len(c.requests))))
 	}
 	for i := range c.requests[:min(len(c.requests), mostAClaim)] {
 		r := &c.requests[i]
@@ -245,21 +249,34 @@ func (p *part) admits(from int64, cost []int64, headroom int64) (at int64, tier 
 		l, m = &later, p.moment(from)
 	}
 	at, tier = l.Earliest(m, algorithms.Request{Cost: cost, Headroom: headroom})
-	if at >= algorithms.Latest || p.plan.Exhausted(tier) {
+	switch {
+	case at >= algorithms.Latest || p.plan.Exhausted(tier):
 		return at, tier
+	case at > p.now.At && p.hasGuests(cost):
+		return algorithms.Latest, tier
 	}
 	if all := p.spread(cost); p.isHeld(all) {
-		if p.grantsFrom > at {
-			return p.grantsFrom, -1
+		if p.grantsFrom > p.now.At { // not even ahead: others have not reported what they hold
+			return algorithms.Latest, p.holdingTier()
 		}
 		if p.ahead != nil {
 			with := p.of(p.own, sum(all, p.ahead))
 			if e, t := l.Earliest(m, algorithms.Request{Cost: with}); e >= algorithms.Latest {
+				p.miss(p.lease)
 				return e, t
 			}
 		}
 	}
 	return at, tier
+}
+
+// holdingTier returns the first tier of a unit that the plan holds.
+func (p *part) holdingTier() int {
+	i := 0
+	for !p.plan.Holds(p.plan.UnitOf(i)) {
+		i++
+	}
+	return i
 }
 
 func sum(a, b []int64) []int64 {
@@ -316,13 +333,13 @@ func (c *claim) beginTurn(r *store.Request, at int64) {
 	}
 	t.left = math.MaxInt64
 	if window > 0 {
-		t.left = int64(float64(tier.Limit) * c.horizon.Seconds() / window.Seconds())
+		t.left = int64(math.RoundToEven(float64(tier.Limit) * c.horizon.Seconds() / window.Seconds()))
 	}
 }
 
 // roomInBook returns how many requests the process may book, so that the rest of the book is left to others.
 func (p *part) roomInBook() int {
-	return min((mostBooked-len(p.book))/16, (mostRuns-runs(p.book))/4)
+	return min((mostBooked-len(p.book))/16, (mostRuns-runs(p.book))/4, (MostBytes-MostBytes/16-p.size)/32)
 }
 
 // admit reserves a request, and sets its result.
@@ -339,25 +356,15 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 			got.guards = append(got.guards, 0)
 			continue
 		}
-		b := booking{at: c.there(p, got.at), guard: p.terms.Guard.Microseconds(), cost: p.spread(costs[i])}
-		if early := sendFrom - got.at; early > 0 && b.guard > 0 {
-			b.guard += early
-		}
-		if p.isHeld(b.cost) || b.at > p.leaseEnds {
-			o := p.ownerOf(p.lease)
-			b.owner, o.expires, o.waits = o.id, max(o.expires, p.leaseEnds), 0
-		}
+		b := p.booking(c.there(p, got.at), costs[i], sendFrom-got.at)
 		if free != nil {
-			b.guard = min(b.guard, p.book[free[i]].guard)
-			p.book[free[i]], p.changed = b, true
-		} else {
-			f := p.reserve(b)
-			if i == 0 {
-				got.flight = f
-			}
+			b.guard = p.takeOver(free[i], b)
+		} else if f := p.reserve(b); i == 0 {
+			got.flight = f
 		}
 		got.guards = append(got.guards, b.guard)
 		c.startProbe(p, r, got)
+		p.ahead = p.wantedBefore(p.lease) // the others have a turn
 	}
 	if c.room--; got.at <= c.parts[0].now.At {
 		return
@@ -369,10 +376,20 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 	if t.tier >= 0 {
 		t.left -= c.amount(r)
 	}
-	if t.nth++; got.at != t.instant {
-		t.instant, t.nth = got.at, 1
+	got.nth = c.parts[0].bookedAt(c.there(c.parts[0], got.at))
+}
+
+// booking returns the booking of a request that may go an amount of time before it is sent.
+func (p *part) booking(at int64, cost []int64, early int64) booking {
+	b := booking{at: at, guard: p.terms.Guard.Microseconds(), cost: p.spread(cost)}
+	if early > 0 && b.guard > 0 {
+		b.guard += early
 	}
-	got.nth = t.nth
+	if p.hasOwner(b.cost, b.at) {
+		o := p.ownerOf(p.lease)
+		b.owner, o.expires, o.waits, o.missed = o.id, max(o.expires, p.leaseEnds), 0, 0
+	}
+	return b
 }
 
 // ends returns the tier that ends an instant: it refuses the first of the requests like one that do not fit
@@ -405,12 +422,23 @@ func (c *claim) ends(r *store.Request, at int64) (tier int) {
 	return tier
 }
 
+// takeOver books a request in place of a free booking, and returns how long the request counts.
+func (p *part) takeOver(i int, b booking) (guard int64) {
+	free := &p.book[i]
+	b.guard = min(b.guard, free.guard)
+	if b.guard != free.guard || !slices.Equal(b.cost, free.cost) {
+		p.whole = nil
+	}
+	*free, p.changed = b, true
+	return b.guard
+}
+
 // reserve books a request, or charges it if its instant has come.
 func (p *part) reserve(b booking) (f algorithms.Flight) {
 	if b.at <= p.now.At {
 		return p.charge(&b)
 	}
-	p.chargeTo(p.total(), p.own, &b)
+	p.chargeTo(p.total(), p.own, &b, p.owner(b.owner), true)
 	p.book, p.changed = append(p.book, b), true
 	return 0
 }
@@ -426,8 +454,12 @@ func (c *claim) findFree(costs [][]int64, from int64) (free []int) {
 			free = append(free, -1)
 			continue
 		}
+		if p.full {
+			return nil
+		}
 		j := p.takeFree(c.there(p, from), p.spread(costs[i]), p.terms.Guard.Microseconds(), p.slack.Microseconds())
-		if j < 0 || p.pause.Until > p.now.At || p.pause.Probe {
+		alike := len(p.ledgers) == 1 || !p.isHeld(p.spread(costs[i])) // else it may stay longer than those behind it expect
+		if j < 0 || !alike || p.pause.Until > p.now.At || p.pause.Probe {
 			return nil
 		}
 		if from = c.here(p, p.book[j].at); i > 0 && from != c.here(c.parts[0], c.parts[0].book[free[0]].at) {
@@ -454,21 +486,24 @@ func (c *claim) startProbe(p *part, r *store.Request, got *result) {
 func (c *claim) await(r *store.Request) {
 	costs := c.costs(r)
 	for i, p := range c.parts {
-		wants := p.spread(costs[i])
-		if p.lease == nil || r.IsDryRun() || r.MaxWait == 0 || !p.isHeld(wants) {
+		wants := slices.Clone(p.spread(costs[i]))
+		if !p.waits || r.IsDryRun() || r.MaxWait == 0 || !p.isHeld(wants) {
 			continue
 		}
 		o := p.ownerOf(p.lease)
-		if o.expires < p.leaseEnds-(p.leaseEnds-p.now.At)/4 {
-			o.expires, p.changed = p.leaseEnds, true
+		for u := range wants {
+			if p.kinds[u] == 0 {
+				wants[u] = 0
+			}
 		}
 		if o.waits == 0 {
-			o.waits, o.wants, p.changed = p.now.At, make([]int64, len(wants)), true
-			for u, n := range wants {
-				if p.holds[u] {
-					o.wants[u] = n
-				}
-			}
+			o.waits = p.now.At
+		}
+		if o.waits == p.now.At || o.missed > 0 || !slices.Equal(o.wants, wants) {
+			o.expires, o.missed, o.wants, p.changed = p.leaseEnds, 0, wants, true
 		}
 	}
 }
+
+// hasOwner reports whether a request of a cost that goes at an instant has an owner.
+func (p *part) hasOwner(cost []int64, at int64) bool { return p.isHeld(cost) || at > p.leaseEnds }

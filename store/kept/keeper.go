@@ -1,6 +1,47 @@
 // Package kept makes a store of anything that keeps bytes by name, has a lock for each name, and a
 // clock: a file, or a table of a database. The decisions are made in this process, by a ledger of
-// package algorithms. Package host and module postgres are such stores.
+// package algorithms. Package host and module postgres are such stores. Use those two, unless you
+// need a store that does not exist, such as one in MySQL: it takes a [Keeper] and [New].
+//
+//	quotas := kept.New(keeper, kept.Options{Name: "mysql", Shared: "a table of MySQL", Ahead: true})
+//	lim, err := throttle.New(policy, quotas)
+//
+// # A keeper
+//
+// A Keeper has one method, Update, which runs a transaction. It has to guarantee the following.
+//
+//   - The values are the last ones that any process has written. Read them after their locks are
+//     granted, from the primary, and not in a snapshot that is older than the locks: a value that
+//     is out of date forgets admissions. A name without a value can often not be locked. Then
+//     Update begins again if another process has inserted the value meanwhile.
+//   - Wall is one clock for all processes, read after the last lock was granted. If it is read
+//     before, a process counts requests earlier than those that were decided before them. Databases
+//     may read their clock when a statement begins, so read it by a statement of its own.
+//   - Sent is before this process asked for the time, and Got is after it had the reply. From these
+//     two the store knows how far the clocks differ. A wrong instant makes processes send too
+//     early.
+//   - The writes are made all or none, and none if change fails. The error of change is returned,
+//     or wrapped.
+//   - An error that may pass wraps store.ErrUnavailable. Callers then wait and try again until
+//     their contexts end. They receive any other error at once.
+//   - The locks end without the process. If it is stopped in the middle of a transaction, the
+//     server must end the transaction within about a second. Otherwise one process stops the whole
+//     fleet.
+//
+// A transaction may fail although it was made, if the reply to its commit is lost. The store finds
+// that out from the next one. Names are 16 bytes, and values at most [MostBytes] if Ahead is set. A
+// value may be deleted at its Expires, but not sooner.
+//
+// A Keeper that is a [Listener], too, tells other processes of pauses at once. Without it, a
+// process with waiting callers looks every 250 to 500 ms. Package store/storetest tests the whole
+// contract: see the example.
+//
+// # What a transaction costs
+//
+// If Options.Ahead is set, a process with waiting callers reserves in one transaction the times
+// within a Horizon behind the first one, up to 256. The locks are held while the values travel to
+// the process and back. If Ahead is not set, each admission is a transaction, which is for files on
+// the same machine.
 package kept
 
 import (

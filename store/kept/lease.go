@@ -20,32 +20,41 @@ type lease struct {
 	plan *algorithms.Plan
 	// held are the places and open estimates of all admitted requests, by unit.
 	held []int64
+	// since is by unit when the plan began to hold it as it does, by the quota's clock.
+	since []int64
 	// ahead are the admitted requests that had not begun in the last transaction.
 	ahead []begins
 	// settled are the costs of all settled estimates, by unit, and confirmed the part that the keeper has.
 	settled, confirmed []int64
-	// unreported reports that less is held since the last report.
-	unreported bool
+	// changes counts what the keeper has to learn of, and reported is the count that it has learned of.
+	changes, reported int64
 	// far is when the last booking begins that has a lease.
 	far time.Time
 	// crossed receives the percentages that calendar tiers reach.
 	crossed func([]algorithms.Crossing)
 }
 
-// A begins is an admitted request that begins at an instant of the quota's clock.
+// A begins is an admitted request that begins at an instant of the quota's clock. Its cost is what it holds.
 type begins struct {
-	at   int64
-	cost []int64
+	at int64
+	// cost is what the request was admitted at, and held are its places and estimates under the plan.
+	cost, held []int64
+	// state identifies the state that has its booking.
+	state int64
+	// owned reports that its booking has the lease's owner.
+	owned bool
+	// ended reports that some of what it holds has ended.
+	ended bool
 }
 
 func newLease(p *algorithms.Plan) *lease {
 	n := len(p.Units())
-	return &lease{id: 1 + rand.Int64N(1<<48), plan: p, held: make([]int64, n), settled: make([]int64, n), confirmed: make([]int64, n)}
+	return &lease{id: 1 + rand.Int64N(1<<48), plan: p, held: make([]int64, n), since: make([]int64, n), settled: make([]int64, n), confirmed: make([]int64, n)}
 }
 
-// rebase translates the amounts to another plan. Estimates of a unit that is no longer estimated become
-// its cost.
-func (l *lease) rebase(p *algorithms.Plan) {
+// rebase translates the amounts to another plan, at an instant of the quota's clock. Estimates of a unit that is no longer
+// estimated become its cost.
+func (l *lease) rebase(p *algorithms.Plan, now int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.plan == p {
@@ -53,51 +62,109 @@ func (l *lease) rebase(p *algorithms.Plan) {
 	}
 	old, all := l.plan, p.Translate(l.plan, l.held)
 	l.settled, l.confirmed = p.Translate(old, l.settled), p.Translate(old, l.confirmed)
+	since := make([]int64, len(all))
 	for u, unit := range p.Units() {
-		if o := slices.Index(old.Units(), unit); o >= 0 && old.Estimated(o) && !p.Estimated(u) {
+		since[u] = now
+		switch o := slices.Index(old.Units(), unit); {
+		case o < 0:
+		case kindOf(old, o) == kindOf(p, u):
+			since[u] = l.since[o]
+		case old.Estimated(o) && !p.Estimated(u):
 			l.settled[u] += all[u]
 		}
 	}
 	for i := range l.ahead {
-		l.ahead[i].cost = p.TranslateHeld(old, l.ahead[i].cost)
+		l.ahead[i].held = p.TranslateHeld(old, l.ahead[i].held)
 	}
-	l.held, l.plan = p.TranslateHeld(old, l.held), p
+	l.held, l.plan, l.since = p.TranslateHeld(old, l.held), p, since
 }
 
 // add adds an admitted request of the plan, which begins at an instant.
-func (l *lease) add(at int64, cost []int64) {
+func (l *lease) add(state, at int64, cost []int64, owned bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ahead = append(l.ahead, begins{at, cost})
-	for u, n := range cost {
-		if l.plan.Holds(u) {
-			l.held[u] += n
-		}
+	held := l.plan.TranslateHeld(l.plan, cost)
+	l.ahead = append(l.ahead, begins{at: at, cost: cost, held: held, state: state, owned: owned})
+	for u, n := range held {
+		l.held[u] += n
 	}
 }
 
-// end takes a request's places off the held ones, or its estimates if settled is set. Their actual cost is zero if
-// nil.
-func (l *lease) end(p *algorithms.Plan, cost, actual []int64, settled bool) {
+// find returns what a request of another plan, for an instant, holds, and its index among those that have not begun, or
+// -1. Of several that are alike it is one that still holds what ends. It needs mu.
+func (l *lease) find(p *algorithms.Plan, at int64, cost []int64, ends func(unit int) bool) (held []int64, ahead int) {
+	ahead = slices.IndexFunc(l.ahead, func(b begins) bool {
+		return b.at == at && slices.Equal(b.cost, cost) && b.holds(ends)
+	})
+	if ahead >= 0 {
+		return l.ahead[ahead].held, ahead
+	}
+	return l.stillHeld(p, at, cost), ahead
+}
+
+// holds reports whether the request holds something in one of some units, or nothing of it has ended.
+func (b *begins) holds(ends func(unit int) bool) bool {
+	for u, n := range b.held {
+		if n > 0 && ends(u) {
+			return true
+		}
+	}
+	return !b.ended
+}
+
+// stillHeld returns the part of an amount, of a request of another plan for an instant, that is held under the plan. It needs mu.
+func (l *lease) stillHeld(p *algorithms.Plan, at int64, cost []int64) []int64 {
+	held := l.plan.TranslateHeld(p, cost)
+	for u := range held {
+		if at < l.since[u] { // there was a plan in between
+			held[u] = 0
+		}
+	}
+	return held
+}
+
+// end takes the places of a request for an instant off the held ones, or its estimates if settled is set. Their actual cost
+// is zero if nil.
+func (l *lease) end(p *algorithms.Plan, at int64, cost, actual []int64, settled bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	cost = l.plan.TranslateHeld(p, cost)
-	if actual != nil {
-		actual = l.plan.TranslateHeld(p, actual)
+	held, ahead := l.find(p, at, cost, func(u int) bool { return l.plan.Estimated(u) == settled })
+	if ahead >= 0 {
+		l.ahead[ahead].ended = true
 	}
-	for u, n := range cost {
-		if !l.plan.Holds(u) || l.plan.Estimated(u) != settled {
+	if actual != nil {
+		actual = l.stillHeld(p, at, actual)
+	}
+	for u, n := range held {
+		if l.plan.Estimated(u) != settled || n == 0 && actual == nil {
 			continue
 		}
 		l.held[u] -= n
+		l.changes++
+		held[u] = 0 // of those that have not begun, too, if the quota's clock was set back
 		if actual != nil {
 			l.settled[u] += actual[u]
 		}
 	}
-	if i := slices.IndexFunc(l.ahead, func(b begins) bool { return slices.Equal(b.cost, cost) }); i >= 0 && !settled {
-		l.ahead = slices.Delete(l.ahead, i, i+1)
+}
+
+// giveBack takes a request that was not sent off the held ones. It reports whether the request had not begun, and its
+// booking has no owner.
+func (l *lease) giveBack(p *algorithms.Plan, at int64, cost []int64) (isFree bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	held, ahead := l.find(p, at, cost, func(int) bool { return true })
+	for u, n := range held {
+		l.held[u] -= n
+		l.changes += n
 	}
-	l.unreported = true
+	if ahead >= 0 {
+		if isFree = !l.ahead[ahead].owned; !isFree {
+			l.changes++
+		}
+		l.ahead = slices.Delete(l.ahead, ahead, ahead+1)
+	}
+	return isFree
 }
 
 // isIdle reports whether nothing is held and nothing to be reported.
@@ -110,11 +177,28 @@ func (l *lease) isIdle() bool {
 	return slices.Max(l.held) <= 0 && slices.Equal(l.settled, l.confirmed)
 }
 
-// renews reports whether the lease must not end.
-func (l *lease) renews(now time.Time) bool {
+// lastsUntil renews the lease until an instant at least.
+func (l *lease) lastsUntil(at time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return slices.Max(l.held) > 0 || !slices.Equal(l.settled, l.confirmed) || l.far.After(now)
+	if at.After(l.far) {
+		l.far = at
+	}
+}
+
+// renews reports whether the lease must not end, or the keeper has to learn of something.
+func (l *lease) renews(now time.Time) bool {
+	if l == nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Max(l.held) > 0 || l.hasNews() || l.far.After(now)
+}
+
+// hasNews reports whether the keeper has to learn of something. It needs mu.
+func (l *lease) hasNews() bool {
+	return l.changes != l.reported || !slices.Equal(l.settled, l.confirmed)
 }
 
 // differs reports whether the last report is not what the process holds now.
@@ -124,25 +208,39 @@ func (l *lease) differs() bool {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.unreported || !slices.Equal(l.settled, l.confirmed)
+	return l.hasNews()
+}
+
+// doubt records that the keeper may have granted what this process does not know of.
+func (l *lease) doubt() {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.plan.Concurrent() || l.plan.Estimates() {
+		l.changes++
+	}
 }
 
 // A report is what a transaction reports of a lease.
 type report struct {
 	held, settled, confirmed []int64
+	// ahead are the instants of the requests that have not begun.
+	ahead   []int64
+	changes int64
 }
 
-// report returns what the process holds of requests that have begun.
-func (l *lease) report(now int64) report {
+// report returns what the process holds of requests that have begun, or whose booking was lost with its state.
+func (l *lease) report(state, now int64) report {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ahead, l.unreported = slices.DeleteFunc(l.ahead, func(b begins) bool { return b.at <= now }), false
-	r := report{slices.Clone(l.held), slices.Clone(l.settled), slices.Clone(l.confirmed)}
+	l.ahead = slices.DeleteFunc(l.ahead, func(b begins) bool { return b.at <= now || b.state != state })
+	r := report{held: slices.Clone(l.held), settled: slices.Clone(l.settled), confirmed: slices.Clone(l.confirmed), changes: l.changes}
 	for _, b := range l.ahead {
-		for u, n := range b.cost {
-			if l.plan.Holds(u) {
-				r.held[u] -= n
-			}
+		r.ahead = append(r.ahead, b.at)
+		for u, n := range b.held {
+			r.held[u] -= n
 		}
 	}
 	return r
@@ -152,58 +250,104 @@ func (l *lease) report(now int64) report {
 func (l *lease) confirm(r report) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(r.settled) == len(l.confirmed) {
-		l.confirmed = r.settled
-	}
+	l.confirmed, l.reported = r.settled, r.changes
 }
 
-// apply makes the state as the lease reports, and extends the lease to an instant.
-func (t *txn) apply(l *lease, until int64) report {
+// apply makes the state as the lease reports, and extends the lease to an instant. waits reports that callers of the
+// process wait.
+func (t *txn) apply(l *lease, until int64, waits bool) report {
 	if l == nil {
 		return report{}
 	}
-	l.rebase(t.plan)
-	r := l.report(t.now.At)
+	l.rebase(t.plan, t.now.At)
+	r := l.report(t.birth, t.now.At)
 	o := t.owner(l.id)
 	if o == nil {
 		if slices.Max(r.held) <= 0 && slices.Equal(r.settled, r.confirmed) {
 			return r
 		}
-		o = t.ownerOf(l)
+		o = t.newOwner(l.id, r.confirmed)
 	}
 	held, settled := t.spread(r.held), t.spread(r.settled)
 	less, more, actual := make([]int64, len(held)), make([]int64, len(held)), make([]int64, len(held))
 	differs := false
 	for u := range held {
-		if !t.holds[u] {
-			continue
-		}
 		less[u], more[u] = max(0, o.held[u]-held[u]), max(0, held[u]-o.held[u])
 		actual[u] = max(0, settled[u]-o.settled[u])
 		differs = differs || less[u]+more[u]+actual[u] > 0
-		o.held[u], o.settled[u] = held[u], max(settled[u], o.settled[u])
 	}
-	switch {
-	case differs:
+	if differs {
 		t.end(less, actual)
 		t.each(more, func(l *algorithms.Ledger, cost []int64) { l.Hold(cost) })
+	}
+	o.held, o.settled, o.kinds = slices.Clone(held), slices.Clone(settled), t.kinds
+	if o.waits > 0 && (!waits || !t.isHeld(o.wants)) {
+		o.waits, t.changed = 0, true
+	}
+	t.dropUnknown(o.id, r.ahead)
+	switch {
 	case o.isDone(t.book) && slices.Equal(r.settled, r.confirmed):
 		t.owners = slices.DeleteFunc(t.owners, func(o owner) bool { return o.id == l.id })
 		t.changed = true
-		return r
-	}
-	if until > o.expires+(until-t.now.At)/4 {
+	case until > o.expires+o.slack(t.lease):
 		o.expires, t.changed = until, true
 	}
 	return r
+}
+
+// slack returns how much of its lease an owner may have used before a transaction renews it.
+func (o *owner) slack(lease int64) int64 {
+	if slices.Max(o.held) > 0 {
+		return lease / 8
+	}
+	return lease / 2 // it only waits
+}
+
+// dropUnknown frees the bookings of an owner that its process does not know of, because no reply has come or the
+// requests were canceled. ahead are the instants of those that it knows.
+func (t *txn) dropUnknown(id int64, ahead []int64) {
+	known := make(map[int64]int, len(ahead))
+	for _, at := range ahead {
+		known[at]++
+	}
+	for i := range t.book {
+		b := &t.book[i]
+		if b.owner != id {
+			continue
+		}
+		if known[b.at]--; known[b.at] < 0 {
+			b.free, b.owner = true, 0
+			t.changed, t.whole = true, nil
+		}
+	}
+	t.book = trim(t.book)
 }
 
 // end ends places and estimates of requests in all ledgers. The actual cost of the estimates lands now.
 func (t *txn) end(held, actual []int64) {
 	t.each(held, func(l *algorithms.Ledger, cost []int64) { l.Release(cost) })
 	for i := range t.ledgers {
-		t.ledgers[i].ledger.Settle(t.now, t.of(i, held), t.of(i, actual))
+		l, cost := &t.ledgers[i].ledger, t.of(i, actual)
+		if l.Plan().Estimates() { // else it would only move the ledger's clock
+			l.Settle(t.now, t.of(i, held), cost)
+		}
+		if guest := guestCost(l.Plan(), cost); guest != nil {
+			l.Count(t.now, guest)
+		}
 	}
+}
+
+// guestCost returns the part of a cost in the units that a plan does not estimate, or nil if there is none.
+func guestCost(p *algorithms.Plan, cost []int64) (guest []int64) {
+	for u, n := range cost {
+		if n > 0 && !p.Estimated(u) {
+			if guest == nil {
+				guest = make([]int64, len(cost))
+			}
+			guest[u] = n
+		}
+	}
+	return guest
 }
 
 // ownerOf returns the owner of a lease, which it adds if there is none.
@@ -211,9 +355,17 @@ func (t *txn) ownerOf(l *lease) *owner {
 	if o := t.owner(l.id); o != nil {
 		return o
 	}
-	n := len(t.holds)
+	l.mu.Lock()
+	confirmed := slices.Clone(l.confirmed)
+	l.mu.Unlock()
+	return t.newOwner(l.id, confirmed)
+}
+
+// newOwner adds an owner that has reported settled estimates before.
+func (t *txn) newOwner(id int64, settled []int64) *owner {
+	n := len(t.kinds)
 	t.owners = append(t.owners, owner{
-		id: l.id, expires: t.now.At + 1, wants: make([]int64, n), held: make([]int64, n), settled: slices.Clone(t.spread(l.report(t.now.At).confirmed)),
+		id: id, expires: t.now.At + 1, kinds: t.kinds, wants: make([]int64, n), held: make([]int64, n), settled: slices.Clone(t.spread(settled)),
 	})
 	t.changed = true
 	return &t.owners[len(t.owners)-1]
@@ -226,21 +378,37 @@ func (t *txn) hold(l *lease, until int64, cost []int64) {
 	}
 	o := t.ownerOf(l)
 	o.expires = max(o.expires, until)
-	for u, n := range cost {
-		if t.holds[u] {
-			o.held[u] += n
-		}
-	}
+	o.add(cost)
 }
 
 // isHeld reports whether a request of a cost holds places or estimates.
 func (t *txn) isHeld(cost []int64) bool {
 	for u, n := range cost {
-		if n > 0 && t.holds[u] {
+		if n > 0 && t.kinds[u] != 0 {
 			return true
 		}
 	}
 	return false
+}
+
+// mostSilent is for how many leases without a transaction the time does not count for leases.
+const mostSilent = 12
+
+// pauseLeases extends the leases after a time without transactions. While nobody can reach the keeper, nobody can renew a
+// lease, so such a time counts as a third of a lease at most: a process that lives has renewed its own within a quarter.
+func (t *txn) pauseLeases(lease int64) {
+	if len(t.owners) == 0 {
+		return
+	}
+	silent := t.now.At - t.last
+	if silent > lease/4 { // this process has reached the keeper
+		t.changed = true
+	}
+	if by := silent - lease/3; by > 0 && silent <= mostSilent*lease {
+		for i := range t.owners {
+			t.owners[i].expires += by
+		}
+	}
 }
 
 // expireOwners ends the leases of processes that do not live any more. Their places are free, their
@@ -251,17 +419,13 @@ func (t *txn) expireOwners() {
 		if o.expires > t.now.At {
 			continue
 		}
-		for j := range t.book {
-			if b := &t.book[j]; b.owner == o.id {
-				b.free, b.owner = true, 0
-			}
-		}
-		t.end(o.held, o.held)
+		t.dropUnknown(o.id, nil)
+		t.end(o.held, o.estimates())
 		o.id = 0
 	}
 	n := len(t.owners)
 	t.owners = slices.DeleteFunc(t.owners, func(o owner) bool { return o.id == 0 })
-	if t.book = trim(t.book); len(t.owners) < n {
+	if len(t.owners) < n {
 		t.changed, t.whole = true, nil
 	}
 }
@@ -271,16 +435,22 @@ func (o *owner) isDone(book []booking) bool {
 	return o.waits == 0 && slices.Max(o.held) <= 0 && !slices.ContainsFunc(book, func(b booking) bool { return b.owner == o.id })
 }
 
+// mostMissed is how long a place is kept for a process that waits and does not ask, in µs.
+const mostMissed = 2_000_000
+
+// before reports whether an owner has a place in the line before the owner of a lease.
+func (t *txn) before(o *owner, l *lease) bool {
+	since := t.now.At + 1
+	if own := t.owner(l.id); own != nil && own.waits > 0 {
+		since = own.waits
+	}
+	return o.id != l.id && o.waits > 0 && o.waits < since && (o.missed == 0 || o.missed > t.now.At-mostMissed)
+}
+
 // wantedBefore returns what processes want which have waited longer for places or estimates, or nil.
 func (t *txn) wantedBefore(l *lease) (wanted []int64) {
-	since := t.now.At + 1
-	if l != nil {
-		if o := t.owner(l.id); o != nil && o.waits > 0 {
-			since = o.waits
-		}
-	}
-	for _, o := range t.owners {
-		if o.waits > 0 && o.waits < since && (l == nil || o.id != l.id) {
+	for i := range t.owners {
+		if o := &t.owners[i]; t.before(o, l) {
 			if wanted == nil {
 				wanted = make([]int64, len(o.wants))
 			}
@@ -288,4 +458,13 @@ func (t *txn) wantedBefore(l *lease) (wanted []int64) {
 		}
 	}
 	return wanted
+}
+
+// miss records that places are kept for the processes that have waited longer.
+func (t *txn) miss(l *lease) {
+	for i := range t.owners {
+		if o := &t.owners[i]; o.missed == 0 && t.before(o, l) {
+			o.missed, t.changed = t.now.At, true
+		}
+	}
 }

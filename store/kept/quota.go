@@ -110,15 +110,21 @@ func (q *quota) Idle() bool { return q.isIdle() }
 
 // transact runs a transaction of the newest quota. decide may be nil.
 func (q *quota) transact(ctx context.Context, decide func(p *part)) error {
-	return q.newest().decide(ctx, 0, decide)
+	q = q.newest()
+	return q.limit(ctx, q.transaction(decide))
 }
 
-// decide runs a transaction that decides a number of requests.
-func (q *quota) decide(ctx context.Context, requests int, decide func(p *part)) error {
-	x := &transaction{quotas: []*quota{q}, requests: requests}
+// transaction returns a transaction of the quota alone. decide may be nil.
+func (q *quota) transaction(decide func(p *part)) *transaction {
+	x := &transaction{quotas: []*quota{q}}
 	if decide != nil {
 		x.decide = func(parts []*part) { decide(parts[0]) }
 	}
+	return x
+}
+
+// limit runs a transaction within the time that one may take.
+func (q *quota) limit(ctx context.Context, x *transaction) error {
 	limited, cancel := context.WithTimeout(ctx, q.store.options.Timeout)
 	defer cancel()
 	return q.store.run(limited, x)
@@ -132,16 +138,15 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (d store.Decisi
 	if q.Order().IsBehind(r) {
 		return store.Decision{Tier: -1, Wait: store.Forever, Recheck: true}, nil
 	}
-	var at int64
-	err = q.decide(ctx, 1, func(p *part) {
-		d, at = p.take(r), p.now.At
-	})
-	if err != nil {
-		return store.Decision{}, err
+	x := q.transaction(func(p *part) { d = p.take(r) })
+	x.requests = 1
+	x.granted = func() {
+		if d.Verdict == store.Admitted && q.lease != nil {
+			q.lease.add(x.parts[0].birth, x.parts[0].now.At, r.Cost, true)
+		}
 	}
-	if d.Verdict == store.Admitted && q.lease != nil {
-		q.lease.add(at, r.Cost)
-		q.renewLater()
+	if err := q.limit(ctx, x); err != nil {
+		return store.Decision{}, err
 	}
 	d.Recheck = d.Verdict == store.Later // another process may refund a request
 	return d, nil
@@ -191,15 +196,15 @@ func (e *entry) endProbe(d store.Decision, answered bool) {
 }
 
 // Release is recorded with the next transaction, or soon.
-func (q *quota) Release(_ store.Decision, cost []int64) {
+func (q *quota) Release(d store.Decision, cost []int64) {
 	if q.lease != nil && q.given.Concurrent() {
-		q.lease.end(q.plan, cost, nil, false)
+		q.lease.end(q.plan, d.At, cost, nil, false)
 		q.freed()
 	}
 }
 
 // Settle is recorded with the next transaction, or soon.
-func (q *quota) Settle(_ store.Decision, cost, actual []int64, crossed func([]algorithms.Crossing)) {
+func (q *quota) Settle(d store.Decision, cost, actual []int64, crossed func([]algorithms.Crossing)) {
 	if q.lease == nil || !q.given.Estimates() {
 		return
 	}
@@ -208,7 +213,7 @@ func (q *quota) Settle(_ store.Decision, cost, actual []int64, crossed func([]al
 		q.lease.crossed = crossed
 		q.lease.mu.Unlock()
 	}
-	q.lease.end(q.plan, cost, actual, true)
+	q.lease.end(q.plan, d.At, cost, actual, true)
 	q.freed()
 }
 
@@ -246,6 +251,7 @@ func (q *quota) reportAfter(delay time.Duration) {
 		if errors.Is(err, store.ErrUnavailable) {
 			q.reportAfter(reportAgain/2 + rand.N(reportAgain/2))
 		}
+		q.store.forget(q.entry)
 		return err
 	})
 }
@@ -304,8 +310,7 @@ func (q *quota) Resume(ctx context.Context) error {
 
 func (q *quota) Return(ctx context.Context, d store.Decision, cost []int64) error {
 	if q.lease != nil {
-		q.lease.end(q.plan, cost, nil, false)
-		q.lease.end(q.plan, cost, nil, true)
+		q.lease.giveBack(q.plan, d.At, cost)
 	} else if d.Flight == algorithms.Landed && !d.Probe {
 		return nil
 	}
@@ -390,12 +395,13 @@ func (q *quota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 
 // Close leaves the quota in the keeper until it decides as none would.
 func (q *quota) Close() {
-	if q.line.Close() { // requests in flight land with their guard
+	if q.line.Close() && !q.store.options.Ahead { // requests in flight land with their guard
 		q.entry.mu.Lock()
 		q.pending = nil
 		q.entry.mu.Unlock()
 	}
 	q.close()
+	q.reportSoon()
 }
 
 // Forecast works on the result of the last transaction.

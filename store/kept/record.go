@@ -56,8 +56,12 @@ func (e *entry) recordState(p *part, sent time.Time) (changes []change) {
 	if was.birth == p.birth && was.at > p.now.At { // another transaction of this process is ahead
 		return nil
 	}
-	e.known = known{
-		at: p.now.At, offset: p.offset, birth: p.birth, revision: p.revision, expires: p.expires() - p.offset, pause: p.pause, level: p.level,
+	if p.ends == 0 && (was.birth != p.birth || was.revision != p.revision) {
+		p.ends = p.expires()
+	}
+	e.known = known{at: p.now.At, offset: p.offset, birth: p.birth, revision: p.revision, expires: was.expires, pause: p.pause, level: p.level}
+	if p.ends != 0 {
+		e.known.expires = p.ends - p.offset
 	}
 	if len(e.pending) == 0 {
 		e.alone = time.Time{}
@@ -105,22 +109,29 @@ func (e *entry) pausedFor() time.Duration {
 	return time.Until(e.paused)
 }
 
-// keepCrossed keeps crossings for the next caller, or passes them to the function of the last settlement.
+// keepCrossed keeps crossings for the next caller, or for the function of the last settlement.
 func (e *entry) keepCrossed(crossed []algorithms.Crossing) {
 	if len(crossed) == 0 {
 		return
 	}
 	e.mu.Lock()
+	defer e.mu.Unlock()
 	e.crossed = append(e.crossed, crossed...)
-	e.mu.Unlock()
+}
+
+// tellCrossed passes the crossings that no caller has received to the function of the last settlement.
+func (e *entry) tellCrossed() {
 	if e.lease == nil {
 		return
 	}
 	e.lease.mu.Lock()
 	f := e.lease.crossed
 	e.lease.mu.Unlock()
-	if f != nil {
-		f(e.takeCrossed())
+	if f == nil {
+		return
+	}
+	if crossed := e.takeCrossed(); crossed != nil {
+		f(crossed)
 	}
 }
 
@@ -142,30 +153,34 @@ func (q *quota) reportLoss() {
 	}
 }
 
-// renewLater renews the lease in time, as long as it must not end. If a transaction fails, it tries again soon.
-func (q *quota) renewLater() {
+// renewLater renews the lease in time after a transaction, as long as it must not end. After an error that may pass it
+// tries again soon, and after another one for a lease at most.
+func (q *quota) renewLater(err error) {
 	q.entry.mu.Lock()
 	defer q.entry.mu.Unlock()
-	if q.lease == nil || q.renewing {
+	e, length := q.entry, q.store.options.Lease
+	switch now := time.Now(); {
+	case err == nil:
+		e.failing = time.Time{}
+	case errors.Is(err, store.ErrUnavailable):
+		e.failing = time.Time{}
+		length = min(length, 4*time.Second)
+	case e.failing.IsZero():
+		e.failing = now
+	case now.Sub(e.failing) > length:
 		return
 	}
-	q.renewing = true
-	q.renewAfter(q.store.options.Lease / 3)
-}
-
-func (q *quota) renewAfter(d time.Duration) {
-	time.AfterFunc(d, func() {
-		if !q.lease.renews(time.Now()) {
-			q.entry.mu.Lock()
-			q.renewing = false
-			q.entry.mu.Unlock()
-			return
+	if e.renewing || !q.lease.renews(time.Now()) {
+		return
+	}
+	e.renewing = true
+	time.AfterFunc(length/4, func() {
+		e.mu.Lock()
+		e.renewing = false
+		e.mu.Unlock()
+		if q.lease.renews(time.Now()) {
+			_ = q.transact(context.Background(), nil)
 		}
-		again := q.store.options.Lease / 3
-		if err := q.transact(context.Background(), nil); errors.Is(err, store.ErrUnavailable) {
-			again = min(again, time.Second)
-		}
-		q.renewAfter(again)
 	})
 }
 

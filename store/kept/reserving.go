@@ -59,13 +59,21 @@ func (t *trip) make(ctx context.Context) (got []store.Decision, err error) {
 	for _, q := range t.quotas {
 		t.x.quotas = append(t.x.quotas, q.quota)
 	}
-	t.x.prepare, t.x.decide = t.prepare, t.decide
+	t.x.prepare, t.x.decide, t.x.granted = t.prepare, t.decide, func() { got = t.decisions() }
+	if t.quotas[0].hasFailed() { // then a reply that is lost costs one request
+		t.requests = t.requests[:1]
+	}
 	limited, cancel := context.WithTimeout(ctx, s.options.Timeout)
 	defer cancel()
-	if err := s.run(limited, &t.x); err != nil {
-		return nil, err
-	}
-	return t.decisions(), nil
+	err = s.run(limited, &t.x)
+	return got, err
+}
+
+// hasFailed reports whether the last transaction failed.
+func (e *entry) hasFailed() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.failed
 }
 
 // prepare sets the terms, before the transaction is sent.
@@ -109,8 +117,27 @@ func (t *trip) decisions() (got []store.Decision) {
 	for i, r := range t.results {
 		got = append(got, t.decision(t.requests[i], &r))
 	}
+	t.gather(got)
 	return got
 }
+
+// gather lets the process ask again when all of its callers have come back, if no other one waits and the times of other
+// processes come first. Otherwise a few callers would need a transaction each.
+func (t *trip) gather(got []store.Decision) {
+	if len(got) < len(t.requests) || len(got) == 0 {
+		return
+	}
+	first, last := got[0].Reservation, got[len(got)-1].Reservation
+	if first == nil || last == nil {
+		return
+	}
+	if wait := first.Start.Sub(t.x.got); wait > 2*last.Start.Sub(last.Again) {
+		last.Again = last.Start.Add(min(wait/16, gathering))
+	}
+}
+
+// gathering is how long callers take to come back at most.
+const gathering = 2 * time.Millisecond
 
 func (t *trip) decision(r store.Request, res *result) store.Decision {
 	q := t.quotas[0]
@@ -136,7 +163,7 @@ func (t *trip) decision(r store.Request, res *result) store.Decision {
 	}
 	switch notBefore := p.pause.Until; {
 	case res.at >= algorithms.Latest:
-		d.Wait = t.pollAfter()
+		d.Wait = max(t.pollAfter(), p.now.Until(p.grantsFrom))
 	case res.at == notBefore && notBefore > p.now.At:
 		d.Wait = q.timing.BeforeEnd(d.Wait)
 	case r.YieldFor > 0:
@@ -150,25 +177,24 @@ func (t *trip) decision(r store.Request, res *result) store.Decision {
 	return d
 }
 
-// The bounds of the time between two looks of a process that waits for places.
+// The bounds of the time between two looks of a process that waits for places. The longest is half of mostMissed.
 const (
 	leastPoll = 10 * time.Millisecond
-	mostPoll  = 500 * time.Millisecond
+	mostPoll  = time.Second
 )
 
 // pollAfter returns when to ask again for places or estimates: the sooner the fewer processes have waited
 // longer.
 func (t *trip) pollAfter() time.Duration {
-	before := 0
+	before := 1
 	for _, p := range t.x.parts {
-		own := p.owner(p.lease.id)
-		for _, o := range p.owners {
-			if own == nil || o.waits > 0 && o.waits < own.waits {
+		for i := range p.owners {
+			if p.before(&p.owners[i], p.lease) {
 				before++
 			}
 		}
 	}
-	return min(mostPoll, time.Duration(1+before)*max(leastPoll, 2*t.quotas[0].timing.UsualTrip()))
+	return min(mostPoll, max(time.Duration(before*before)*leastPoll, t.quotas[0].timing.UsualTrip()))
 }
 
 func (t *trip) answer(i int) timing.Answer {
@@ -190,8 +216,11 @@ func (t *trip) admitted(r store.Request, res *result) store.Decision {
 		own := t.reservation(i, res, cost[:n:n])
 		charged := slices.ContainsFunc(own.Cost, func(n int64) bool { return n > 0 })
 		if charged {
-			q.lease.add(own.At, own.Cost)
-			q.renewFor(p, &own)
+			owned := p.hasOwner(p.spread(own.Cost), own.At)
+			q.lease.add(own.State, own.At, own.Cost, owned)
+			if owned {
+				q.lease.lastsUntil(own.Start)
+			}
 		}
 		if own.Start.After(all.Start) {
 			all.Start = own.Start
@@ -234,43 +263,38 @@ func (t *trip) reservation(i int, res *result, cost []int64) store.Reservation {
 	}
 	own := q.timing.Reservation(&a, at, max(1, res.nth), shorter)
 	own.Clock, own.Cost, own.State, own.Guard = p.offset, cost, p.birth, guard
-	own.Again = own.Start.Add(-q.lead(max(0, own.Start.Sub(t.x.got))))
+	own.Again = own.Start.Add(-q.lead(max(0, own.Start.Sub(t.x.got)), res.nth))
 	return own
 }
 
-// lead returns how long before a reservation that is a wait away the process asks for the next ones. It leaves
-// time for the answer and little more: the process whose lead is longer has its turn more often.
-func (q *reserving) lead(wait time.Duration) time.Duration {
-	return 5*q.timing.UsualTrip()/4 + time.Millisecond + min(wait/16, 10*time.Millisecond)
-}
+// A process asks for its next reservations ahead before its last one comes, by the server's clock, if it has waited long
+// enough, and by apart earlier for each place that it is ahead of others at one instant.
+const (
+	ahead = 100 * time.Millisecond
+	apart = 4 * time.Millisecond
+)
 
-// renewFor makes sure that a reservation keeps its lease, if it has one.
-func (q *reserving) renewFor(p *part, r *store.Reservation) {
-	if p.isHeld(p.spread(r.Cost)) {
-		q.renewLater()
-		return
-	}
-	if r.At <= p.leaseEnds {
-		return
-	}
-	q.lease.mu.Lock()
-	if r.Start.After(q.lease.far) {
-		q.lease.far = r.Start
-	}
-	q.lease.mu.Unlock()
-	q.renewLater()
+// lead returns how long before a reservation that is a wait away, the nth at its instant, the process asks for the
+// next ones. It leaves time for the answer. The first process to ask gets the earliest times. If those that are far from
+// the server asked earlier than others, they would have more turns, so all ask as early as a distant one must,
+// unless their waits are short. The start of a reservation is up to a quarter of a trip late, and the request is under
+// way for another quarter.
+func (q *reserving) lead(wait time.Duration, nth int64) time.Duration {
+	trip := q.timing.UsualTrip()
+	answer := 5*trip/4 + time.Millisecond + min(wait/16, 10*time.Millisecond)
+	return max(answer, trip/2+min(wait/4, ahead)) + min(wait/256, apart)*time.Duration(max(0, 8-nth))
 }
 
 // trackProbe keeps the others waiting for the response to a probe for as long as this process lives, and lets them
 // go on if nobody will report a response.
 func (q *reserving) trackProbe(d store.Decision, r store.Request) {
+	if !r.Held {
+		return
+	}
 	q.entry.mu.Lock()
 	q.probes[d.Epoch] = struct{}{}
 	q.entry.mu.Unlock()
-	end := d.Reservation.Start.Add(d.Reservation.Guard + store.ProbeTimeout)
-	if r.Held {
-		q.extendProbe(d, end)
-	}
+	q.extendProbe(d, d.Reservation.Start.Add(d.Reservation.Guard+store.ProbeTimeout))
 }
 
 // extendProbe extends the wait for a probe until its end.
@@ -355,7 +379,7 @@ func (t *trip) isLate(got []store.Decision, tries int) (late bool, delay time.Du
 		return false, 0, nil
 	}
 	for _, d := range got {
-		if d.Reservation != nil && !d.Reservation.Expired(t.x.got) {
+		if r := d.Reservation; r != nil && !r.Expired(t.x.got) && !r.End.Before(r.Start) {
 			return false, 0, nil
 		}
 	}
@@ -473,16 +497,18 @@ func (q *reserving) Cancel(reserved []store.Decision) {
 
 // giveBack returns what a reservation holds and its time. unused reports that no caller has used it.
 func (q *reserving) giveBack(d store.Decision, cost []int64, unused bool) {
-	q.lease.end(q.plan, cost, nil, false)
-	q.lease.end(q.plan, cost, nil, true)
 	q.endProbe(d, false)
 	r := d.Reservation
-	if r == nil || !timing.RefundableUntil(r, unused).After(time.Now()) {
+	if r == nil {
+		return
+	}
+	booked := q.lease.giveBack(q.plan, r.At, cost)
+	if !timing.RefundableUntil(r, unused).After(time.Now()) {
 		return
 	}
 	q.enqueue(func(t *txn) {
 		if t.birth == r.State {
-			t.refund(q.plan, r, cost)
+			t.refund(q.plan, r, cost, booked)
 		}
 	})
 }
@@ -510,12 +536,8 @@ func (q *reserving) Unanswered(d store.Decision, cost []int64) {
 
 // Leave gives up the place of this process among those that wait for places or estimates, if it has one.
 func (q *reserving) Leave() {
-	q.enqueue(func(t *txn) {
-		if o := t.owner(q.lease.id); o != nil && o.waits > 0 && !q.isWatched() {
-			o.waits, t.changed = 0, true
-		}
-	})
 	if q.given.Concurrent() || q.given.Estimates() {
+		q.lease.doubt()
 		q.reportSoon()
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/apithrottle/throttle/internal/pause"
 )
 
-// A state is what a keeper keeps of one quota. Encoded, it consists of the format, a checksum of the
-// rest, and the fields. Numbers are varints. Instants are µs of the quota's own clock.
+// A state is what a keeper keeps of one quota. Encoded, it consists of the format, the fields, and a
+// checksum. Numbers are varints. Instants are µs of the quota's own clock.
 type state struct {
 	// last is when the state was written.
 	last int64
@@ -30,6 +30,9 @@ type state struct {
 	birth, revision int64
 	// grantsFrom is the instant before which no places and estimates are granted.
 	grantsFrom int64
+	// takesFrom is the instant before which no free booking is taken over: the keeper's clock was set back, and
+	// those who made the bookings around it may not know that.
+	takesFrom int64
 	// level is the number of consecutive back-offs.
 	level uint8
 	// ledgers are those of the plans in use. Every request is charged to all of them.
@@ -56,7 +59,7 @@ type record struct {
 const (
 	oldFormat = 2 // one ledger and nothing else; format 1 differs in the form of ledgers
 	format    = 3
-	headLen   = 5 // the format and the checksum
+	headLen   = 5 // of format 2: the format and the checksum of the rest
 )
 
 // The encoded flags of a pause. Above them is how long before its end the ban ends.
@@ -86,8 +89,22 @@ func (s *state) isPlain() bool {
 
 // encode encodes the state, with the ledgers as they are now.
 func (s *state) encode() []byte {
-	b := make([]byte, headLen, 256)
-	var flags int64
+	if !s.isPlain() {
+		return s.encodeAll()
+	}
+	b, flags := make([]byte, headLen, 256), s.flags()
+	for _, n := range s.numbers(&flags) {
+		b = binary.AppendVarint(b, *n)
+	}
+	b = appendBytes(b, s.ledgers[0].text)
+	b, _ = s.ledgers[0].ledger.AppendBinary(b)
+	b[0] = oldFormat
+	binary.BigEndian.PutUint32(b[1:], crc32.Checksum(b[headLen:], crcTable))
+	return b
+}
+
+// flags encodes the flags of the pause.
+func (s *state) flags() (flags int64) {
 	if s.pause.Banned > s.last { // an older release takes the whole pause for a ban
 		flags = ban | (s.pause.Until-s.pause.Banned)<<flagBits
 	}
@@ -97,32 +114,36 @@ func (s *state) encode() []byte {
 	if s.pause.Probing {
 		flags |= probing
 	}
-	for _, n := range s.numbers(&flags) {
-		b = binary.AppendVarint(b, *n)
-	}
-	if b[0] = oldFormat; !s.isPlain() {
-		b[0] = format
-		b = s.appendRest(b)
-	} else {
-		b = appendBytes(b, s.ledgers[0].text)
-		b, _ = s.ledgers[0].ledger.AppendBinary(b)
-	}
-	binary.BigEndian.PutUint32(b[1:], crc32.Checksum(b[headLen:], crcTable))
-	return b
+	return flags
 }
 
-// appendRest appends what format 3 has beyond the numbers.
-func (s *state) appendRest(b []byte) []byte {
-	for _, n := range []int64{s.birth, s.revision, s.grantsFrom, int64(s.level), int64(len(s.ledgers))} {
+// lasting are the numbers that few transactions change.
+func (s *state) lasting(flags, level *int64) []*int64 {
+	return []*int64{&s.birth, &s.offset, &s.pause.Until, flags, &s.pause.Epoch, &s.grantsFrom, &s.takesFrom, level}
+}
+
+// encodeAll encodes a state in format 3. What few transactions change comes first, and what each of them changes
+// last, because a database logs a row from the first byte that changes.
+func (s *state) encodeAll() []byte {
+	b, flags, level := make([]byte, 1, 512), s.flags(), int64(s.level)
+	b[0] = format
+	b = binary.AppendVarint(b, int64(len(s.ledgers)))
+	for i := range s.ledgers {
+		b = appendBytes(b, s.ledgers[i].text)
+	}
+	for _, n := range s.lasting(&flags, &level) {
+		b = binary.AppendVarint(b, *n)
+	}
+	for _, n := range []int64{s.last, s.revision, s.exact} {
 		b = binary.AppendVarint(b, n)
 	}
 	for i := range s.ledgers {
 		r := &s.ledgers[i]
-		b = binary.AppendVarint(appendBytes(b, r.text), r.used)
 		data, _ := r.ledger.AppendBinary(nil)
-		b = appendBytes(b, data)
+		b = appendBytes(binary.AppendVarint(b, s.last-r.used), compact(r.ledger.Plan(), data))
 	}
-	return appendOwners(appendBook(b, s.book, s.owners, s.last), s.owners, s.last)
+	b = appendOwners(appendBook(b, s.book, s.owners, s.last), s.owners, s.last)
+	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, crcTable))
 }
 
 func appendBytes[T string | []byte](b []byte, data T) []byte {
@@ -134,6 +155,12 @@ func parse(b []byte) (s state, err error) {
 	switch {
 	case len(b) > 0 && b[0] > format:
 		return s, ErrNewer
+	case len(b) > headLen && b[0] == format:
+		data := b[:len(b)-4]
+		if binary.BigEndian.Uint32(b[len(data):]) != crc32.Checksum(data, crcTable) || !s.readAll(data[1:]) {
+			return state{}, ErrUnsound
+		}
+		return s, nil
 	case len(b) < headLen || b[0] == 0 || binary.BigEndian.Uint32(b[1:]) != crc32.Checksum(b[headLen:], crcTable):
 		return s, ErrUnsound
 	}
@@ -142,40 +169,48 @@ func parse(b []byte) (s state, err error) {
 	for _, n := range s.numbers(&flags) {
 		*n = r.number()
 	}
-	if flags&ban > 0 {
-		s.pause.Banned = s.pause.Until - flags>>flagBits
-	}
-	s.pause.Probe, s.pause.Probing = flags&probe > 0, flags&probing > 0
-	if b[0] == format {
-		s.readRest(&r)
-	} else {
-		s.ledgers = []record{{text: string(r.bytes()), used: s.last}}
-		s.ledgers[0].data, r.data = r.data, nil
-	}
-	if r.bad || len(r.data) > 0 {
-		return s, ErrUnsound
+	s.setFlags(flags)
+	s.ledgers = []record{{text: string(r.bytes()), used: s.last, data: r.data}}
+	if r.bad {
+		return state{}, ErrUnsound
 	}
 	return s, nil
 }
 
-// readRest reads what format 3 has beyond the numbers.
-func (s *state) readRest(r *reader) {
-	s.birth, s.revision, s.grantsFrom, s.level = r.number(), r.number(), r.number(), uint8(r.number())
-	for range r.count() {
-		s.ledgers = append(s.ledgers, record{text: string(r.bytes()), used: r.number(), data: r.bytes()})
+func (s *state) setFlags(flags int64) {
+	if flags&ban > 0 {
+		s.pause.Banned = s.pause.Until - flags>>flagBits
 	}
-	if r.bad || len(s.ledgers) == 0 {
-		r.bad = true
-		return
+	s.pause.Probe, s.pause.Probing = flags&probe > 0, flags&probing > 0
+}
+
+// readAll reads a state in format 3, and reports whether it is sound.
+func (s *state) readAll(data []byte) bool {
+	r := reader{data: data}
+	for range r.count() {
+		s.ledgers = append(s.ledgers, record{text: string(r.bytes())})
+	}
+	var flags, level int64
+	for _, n := range s.lasting(&flags, &level) {
+		*n = r.number()
+	}
+	s.setFlags(flags)
+	s.level = uint8(level)
+	s.last, s.revision, s.exact = r.number(), r.number(), r.number()
+	for i := range s.ledgers {
+		s.ledgers[i].used = s.last - r.number()
+		s.ledgers[i].data = r.bytes()
 	}
 	units, err := s.units()
-	if err != nil {
-		r.bad = true
-		return
+	if r.bad || len(s.ledgers) == 0 || err != nil {
+		return false
+	}
+	for i := range s.ledgers {
+		s.ledgers[i].data = expand(s.ledgers[i].plan, s.ledgers[i].data)
 	}
 	s.book = r.book(len(units), s.last)
 	s.owners = r.owners(len(units), s.last)
-	r.bad = r.bad || !nameOwners(s.book, s.owners)
+	return !r.bad && len(r.data) == 0 && nameOwners(s.book, s.owners)
 }
 
 // A reader decodes a value. After an error it is bad and returns zeros.

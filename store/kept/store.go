@@ -100,8 +100,12 @@ type entry struct {
 	crossed []algorithms.Crossing
 	// probes are the epochs whose probes wait for a response.
 	probes map[int64]struct{}
+	// failed reports that the last transaction failed. It may have reserved.
+	failed bool
 	// reporting reports that a transaction is about to report, and renewing that one is to renew the lease.
 	reporting, renewing bool
+	// failing is since when transactions have failed for reasons that may not pass.
+	failing time.Time
 }
 
 // A pending change is applied by the next transaction.
@@ -170,10 +174,17 @@ func (s *Store) entry(name []byte) *entry {
 
 // close closes the entry for one opener.
 func (e *entry) close() {
-	s := e.store
+	e.store.mu.Lock()
+	e.openers--
+	e.store.mu.Unlock()
+	e.store.forget(e)
+}
+
+// forget forgets an entry without openers that has nothing to report.
+func (s *Store) forget(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e.openers--; e.openers == 0 && e.isIdle() {
+	if e.openers == 0 && e.isIdle() && s.entries[string(e.name)] == e {
 		delete(s.entries, string(e.name))
 	}
 }
@@ -249,6 +260,9 @@ type transaction struct {
 	prepare func(parts []*part)
 	// decide decides, or does nothing if it is nil.
 	decide func(parts []*part)
+	// granted is called after the transaction, before another one of these quotas begins, and may be nil. It keeps
+	// what the process holds now, because the next transaction reports that.
+	granted func()
 
 	parts []*part
 	sent  time.Time
@@ -272,15 +286,16 @@ func (s *Store) run(ctx context.Context, x *transaction) (err error) {
 	}
 	began := x.quotas[0].calls.Begin()
 	defer func() {
+		for _, q := range x.quotas {
+			q.renewLater(err)
+		}
 		leave()
 		x.quotas[0].calls.End(began, x.requests, err)
+		for _, q := range x.quotas {
+			q.tellCrossed()
+		}
 	}()
-	names := make([][]byte, len(order))
-	index := make([]int, len(order)) // of the name of each quota
-	for i, q := range order {
-		names[i] = q.name
-		index[slices.Index(x.quotas, q)] = i
-	}
+	names, index := x.names(order)
 	x.sent = time.Now()
 	if x.prepare != nil {
 		x.parts = make([]*part, len(x.quotas))
@@ -291,43 +306,66 @@ func (s *Store) run(ctx context.Context, x *transaction) (err error) {
 	}
 	err = s.keeper.Update(ctx, names, func(v View) ([]Write, error) { return x.change(v, index) })
 	x.got = time.Now()
-	s.link.Trip.Add(x.got.Sub(x.sent))
 	for i, q := range x.quotas {
 		q.dropPending(x.appliedTo(i), err != nil)
 	}
-	if prefix := s.options.Name + ": "; err != nil {
-		if !strings.HasPrefix(err.Error(), prefix) {
-			err = fmt.Errorf("%s%w", prefix, err)
-		}
-		return err
+	if err == nil {
+		s.link.Trip.Add(x.got.Sub(x.sent)) // of no call that failed: a hanging keeper says nothing about the next one
+		x.keep()
+		return nil
 	}
+	for _, q := range x.quotas {
+		q.lease.doubt()
+	}
+	if prefix := s.options.Name + ": "; !strings.HasPrefix(err.Error(), prefix) {
+		err = fmt.Errorf("%s%w", prefix, err)
+	}
+	return err
+}
+
+// names returns the names of quotas in an order, and for each quota of the transaction the index of its name.
+func (x *transaction) names(order []*quota) (names [][]byte, index []int) {
+	index = make([]int, len(order))
+	for i, q := range order {
+		names = append(names, q.name)
+		index[slices.Index(x.quotas, q)] = i
+	}
+	return names, index
+}
+
+// keep keeps the results, before another transaction of these quotas begins.
+func (x *transaction) keep() {
 	for i, q := range x.quotas {
 		q.record(x.parts[i], x, i)
 	}
-	return nil
+	if x.granted != nil {
+		x.granted()
+	}
 }
 
-// takeTurns waits for the turns of quotas that reserve ahead: a process makes one transaction of a name at a time. The
-// keeper of others does so.
+// takeTurns waits for the turns of quotas with a lease: a process makes one transaction of such a quota at a time, and
+// knows its result before the next one.
 func (s *Store) takeTurns(ctx context.Context, order []*quota) (leave func(), err error) {
-	if !s.options.Ahead {
-		return func() {}, nil
-	}
-	for i, q := range order {
-		select {
-		case q.turn <- struct{}{}:
-		case <-ctx.Done():
-			for _, q := range order[:i] {
+	taken := 0
+	leave = func() {
+		for _, q := range order[:taken] {
+			if q.lease != nil {
 				<-q.turn
 			}
+		}
+	}
+	for ; taken < len(order); taken++ {
+		if order[taken].lease == nil {
+			continue
+		}
+		select {
+		case order[taken].turn <- struct{}{}:
+		case <-ctx.Done():
+			leave()
 			return nil, fmt.Errorf("%s: %w: %w", s.options.Name, store.ErrUnavailable, ctx.Err())
 		}
 	}
-	return func() {
-		for _, q := range order {
-			<-q.turn
-		}
-	}, nil
+	return leave, nil
 }
 
 func (x *transaction) appliedTo(i int) int {
@@ -342,19 +380,25 @@ func (x *transaction) change(v View, index []int) ([]Write, error) {
 	x.view, x.applied, x.reported, x.crossed = v, nil, nil, nil
 	parts := make([]*part, len(x.quotas))
 	for i, q := range x.quotas {
-		t, err := begin(v.Values[index[i]], v.Wall, q)
+		t, err := begin(v.Values[index[i]], v, q)
 		if err != nil {
 			return nil, err
 		}
-		p := &part{txn: t, lease: q.lease, leaseEnds: t.now.At + q.store.options.Lease.Microseconds()}
+		p := &part{txn: t, lease: q.lease, leaseEnds: t.now.At + t.lease, waits: q.isWatched()}
 		if x.parts != nil && x.parts[i] != nil {
 			p.terms, p.slack, p.headroom = x.parts[i].terms, x.parts[i].slack, x.parts[i].headroom
 		}
-		if t.lost && t.grantsFrom+q.store.options.Lease.Microseconds() < t.now.At && q.lease != nil {
-			t.grantsFrom = t.now.At + q.store.options.Lease.Microseconds()/3
+		if t.lost && t.grantsFrom+t.lease < t.now.At {
+			t.grantsFrom = t.now.At + t.lease/3
 		}
-		x.reported = append(x.reported, t.apply(q.lease, p.leaseEnds))
-		x.applied = append(x.applied, q.applyPending(t))
+		ahead := q.store.options.Ahead
+		if !ahead { // what they report may be of an earlier moment
+			x.applied = append(x.applied, q.applyPending(t))
+		}
+		x.reported = append(x.reported, t.apply(q.lease, p.leaseEnds, p.waits))
+		if ahead { // the report has taken out of the book what has an owner
+			x.applied = append(x.applied, q.applyPending(t))
+		}
 		parts[i] = p
 	}
 	x.parts = parts
@@ -365,18 +409,29 @@ func (x *transaction) change(v View, index []int) ([]Write, error) {
 	for i, p := range parts {
 		x.crossed = append(x.crossed, p.crossings())
 		writes[index[i]] = p.finish()
-		if v := writes[index[i]].Value; x.quotas[i].store.options.Ahead && len(v) > MostBytes {
-			owners := len(appendOwners(nil, p.owners, p.last))
-			return nil, fmt.Errorf("the state has %d bytes, and may have %d: %d of them are for %d processes that hold places or estimates, and the others for %d tiers under %d policies: use fewer of them, SlidingWindow instead of SlidingLog, or package distributed",
-				len(v), MostBytes, owners, len(p.owners), len(p.plan.Tiers()), len(p.ledgers))
+		if err := p.checkSize(writes[index[i]].Value, x.quotas[i].store.options.Ahead); err != nil {
+			return nil, err
 		}
 	}
 	return writes, nil
 }
 
-// MostBytes is the size of the largest value of a quota that reserves ahead. Some 400 processes that hold places
-// or estimates fit.
+// MostBytes is the size of the largest value of a quota that reserves ahead. Three quarters of it may be the processes that
+// hold or wait for places or estimates, of 17 bytes each, and 4 more for each unit: some 700 if there is one unit, and 400
+// if there are four.
 const MostBytes = 1 << 14
+
+// checkSize returns an error if a value is too large, or has no room for one more process.
+func (t *txn) checkSize(value []byte, ahead bool) error {
+	switch {
+	case !ahead:
+	case len(t.owners) > t.known && len(appendOwners(nil, t.owners, t.last)) > MostBytes*3/4:
+		return fmt.Errorf("%d processes hold or wait for places or estimates of the quota, and its value has no room for more: let fewer processes share it, or use package distributed", t.known)
+	case len(value) > MostBytes:
+		return fmt.Errorf("the value of the quota has %d bytes, and %d at most: use shorter windows, or package distributed", len(value), MostBytes)
+	}
+	return nil
+}
 
 // remembers returns what the process knows of the state.
 func (e *entry) remembers() *known {
@@ -402,6 +457,7 @@ func (e *entry) applyPending(t *txn) int {
 func (e *entry) dropPending(applied int, failed bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.failed = failed
 	n := min(applied, len(e.pending))
 	done := slices.DeleteFunc(slices.Clone(e.pending[:n]), func(p pending) bool { return !failed || !p.again })
 	e.pending = append(done, e.pending[n:]...)

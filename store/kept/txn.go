@@ -19,8 +19,12 @@ type txn struct {
 	// index has for each ledger the indexes of its plan's units among the state's units. It is nil if there
 	// is one ledger.
 	index [][]int
-	// holds reports for each of the state's units whether some plan holds it until the end of a request.
-	holds []bool
+	// kinds are how the plan holds each of the state's units.
+	kinds []int64
+	// lease is the length of a lease, in µs.
+	lease int64
+	// size is the length of the value, and known the number of owners in it that live.
+	size, known int
 	// whole is the plan's ledger with the bookings, or nil while it is not needed.
 	whole *algorithms.Ledger
 
@@ -30,13 +34,15 @@ type txn struct {
 	unwritten bool
 	// lost reports that the state is not the one that this process knew, or an older one.
 	lost bool
+	// ends is an instant from which the state that was written decides as none would.
+	ends int64
 }
 
 // idleRecord is how long a plan without decisions keeps a ledger of its own beside others, in µs.
 const idleRecord = 60_000_000
 
-// begin reads a value of a quota at a time of the keeper's clock.
-func begin(value []byte, wall int64, q *quota) (*txn, error) {
+// begin reads a value of a quota.
+func begin(value []byte, v View, q *quota) (*txn, error) {
 	t, known := &txn{plan: q.plan}, q.remembers()
 	if value != nil {
 		var err error
@@ -47,23 +53,40 @@ func begin(value []byte, wall int64, q *quota) (*txn, error) {
 			return nil, err
 		}
 	}
-	t.now, t.changed = t.state.now(wall, known.at)
+	t.now, t.changed = t.state.now(v.Wall, known.at)
+	t.checkClock(q.clock.Shows(v.Sent))
 	if q.store.options.Ahead {
 		t.findLoss(value != nil, known)
 	}
 	if err := t.choose(q.text, q.replaces); err != nil {
 		return nil, err
 	}
+	t.lease = q.store.options.Lease.Microseconds()
+	t.pauseLeases(t.lease)
 	t.commit()
 	t.expireOwners()
+	t.size, t.known = len(value), len(t.owners)
 	return t, nil
+}
+
+// checkClock compares the clock with the earliest time that it may show by the process's estimate. If that is later,
+// the keeper's clock was set back, by less than has passed since the last transaction. The offset then changes a little,
+// so that all processes notice.
+func (t *txn) checkClock(shows int64) {
+	if shows > t.now.At {
+		t.now.At, t.offset, t.changed = t.now.At+1, t.offset+1, true
+	}
+	if t.changed {
+		t.takesFrom = t.frontier().At
+	}
 }
 
 // findLoss finds out whether the state is another than the process knew. It restores the pause that the
 // process knows of.
 func (t *txn) findLoss(exists bool, known *known) {
 	t.unwritten = !exists
-	wasForgotten := !exists && t.now.Wall >= known.expires
+	// What decided as none would may have been forgotten, and another process may have begun anew since.
+	wasForgotten := t.now.Wall >= known.expires && (!exists || t.birth != known.birth)
 	// Others may have written an older state often enough to hide that, but not the pauses that it lacks.
 	older := t.revision < known.revision || t.pause.Epoch < known.pause.Epoch
 	t.lost = known.birth != 0 && !wasForgotten && (t.birth != known.birth || older)
@@ -112,12 +135,34 @@ func (t *txn) choose(text, replaces string) error {
 	return nil
 }
 
-// convert returns a ledger for the plan, from the ledgers of other plans. A log that is short may not contain all
+// heldBy calls f with what the owners hold in the units that the plan of a ledger holds in the same way.
+func (t *txn) heldBy(l *algorithms.Ledger, f func(held []int64)) {
+	units, _ := t.units()
+	p := l.Plan()
+	held := make([]int64, len(p.Units()))
+	for u, name := range p.Units() {
+		kind := kindOf(p, u)
+		for _, o := range t.owners {
+			if i := slices.Index(units, name); i >= 0 && kind != 0 && o.kinds[i] == kind {
+				held[u] += o.held[i]
+			}
+		}
+	}
+	f(held)
+}
+
+// convert returns a ledger for the plan, from the ledgers of other plans. What the owners hold is theirs under any plan. A log that is short may not contain all
 // use.
 func (t *txn) convert(from []record) (most algorithms.Ledger) {
 	var used int64 = -1
 	for i := range from {
-		l, sum := t.plan.Convert(from[i].ledger, t.now), int64(0)
+		old := from[i].ledger.Clone()
+		t.heldBy(&old, func(held []int64) {
+			old.Release(held)
+			old.Settle(t.now, held, make([]int64, len(held)))
+		})
+		l, sum := t.plan.Convert(old, t.now), int64(0)
+		t.heldBy(&l, l.Hold)
 		for _, u := range l.Usage(t.now) {
 			sum += u.Used
 		}
@@ -157,19 +202,21 @@ func (t *txn) remap(ledgers []record) {
 	}
 	for i := range t.owners {
 		o := &t.owners[i]
-		o.wants, o.held, o.settled = translate(o.wants), translate(o.held), translate(o.settled)
+		o.kinds, o.wants, o.held, o.settled = translate(o.kinds), translate(o.wants), translate(o.held), translate(o.settled)
 	}
 }
 
 func (t *txn) indexUnits() {
 	units, _ := t.units()
-	t.index, t.holds = nil, make([]bool, len(units))
+	t.index, t.kinds = nil, make([]int64, len(units))
 	for i := range t.ledgers {
 		p := t.ledgers[i].plan
 		index := make([]int, len(p.Units()))
 		for u, name := range p.Units() {
 			index[u] = slices.Index(units, name)
-			t.holds[index[u]] = t.holds[index[u]] || p.Holds(u)
+			if i == t.own {
+				t.kinds[index[u]] = kindOf(p, u)
+			}
 		}
 		if len(t.ledgers) > 1 {
 			t.index = append(t.index, index)
@@ -191,7 +238,7 @@ func (t *txn) spread(cost []int64) []int64 {
 	if t.index == nil {
 		return cost
 	}
-	all := make([]int64, len(t.holds))
+	all := make([]int64, len(t.kinds))
 	for u, n := range cost {
 		all[t.index[t.own][u]] = n
 	}
@@ -247,27 +294,60 @@ func (t *txn) commit() {
 // charge charges a booking, at its instant, to all ledgers, and adds what it holds to its owner. It returns the
 // Flight in the plan's ledger.
 func (t *txn) charge(b *booking) (f algorithms.Flight) {
+	o := t.owner(b.owner)
 	for i := range t.ledgers {
-		g := t.chargeTo(&t.ledgers[i].ledger, i, b)
+		g := t.chargeTo(&t.ledgers[i].ledger, i, b, o, false)
 		if i == t.own {
 			f = g
 		}
 	}
-	if o := t.owner(b.owner); o != nil {
-		for u, n := range b.cost {
-			if t.holds[u] {
-				o.held[u] += n
-			}
-		}
+	if o != nil {
+		o.add(b.cost)
 	}
 	t.changed, t.whole = true, nil
 	return f
 }
 
-// chargeTo charges a booking to a ledger that is like the i-th.
-func (t *txn) chargeTo(l *algorithms.Ledger, i int, b *booking) algorithms.Flight {
-	p := l.Plan()
-	return l.Charge(t.moment(b.at), algorithms.Request{Cost: t.of(i, b.cost), Guard: b.guard, Held: p.Concurrent() || p.Estimates()})
+// chargeTo charges a booking of an owner, or nil, to a ledger that is like the i-th. With guests it charges estimates
+// also if its plan has none.
+func (t *txn) chargeTo(l *algorithms.Ledger, i int, b *booking, o *owner, guests bool) (f algorithms.Flight) {
+	p, cost := l.Plan(), t.of(i, b.cost)
+	if len(t.ledgers) == 1 {
+		return l.Charge(t.moment(b.at), algorithms.Request{Cost: cost, Guard: b.guard, Held: p.Concurrent() || p.Estimates()})
+	}
+	var kinds []int64
+	if o != nil {
+		kinds = t.of(i, o.kinds)
+	}
+	rest, open, free := divide(p, cost, kinds, guests)
+	f = l.Charge(t.moment(b.at), algorithms.Request{Cost: rest, Guard: b.guard})
+	if !isFree(open) {
+		l.Charge(t.moment(b.at), algorithms.Request{Cost: open, Guard: b.guard, Held: true})
+	}
+	l.Release(free) // its places are known to its own release only
+	return f
+}
+
+// divide divides a cost of a plan, of a request whose own plan holds the units as kinds, into what is charged, the open
+// estimates, and the places that are not held.
+func divide(p *algorithms.Plan, cost, kinds []int64, guests bool) (rest, open, free []int64) {
+	rest, open, free = make([]int64, len(cost)), make([]int64, len(cost)), make([]int64, len(cost))
+	for u, n := range cost {
+		kind := int64(0)
+		if kinds != nil {
+			kind = kinds[u]
+		}
+		switch {
+		case kind == estimates && p.Estimated(u):
+			open[u] = n
+		case kind != estimates || guests:
+			rest[u] = n
+		}
+		if kind == 0 {
+			free[u] = n
+		}
+	}
+	return rest, open, free
 }
 
 // total returns the plan's ledger with all bookings. Free bookings count: what was booked behind them
@@ -276,11 +356,26 @@ func (t *txn) total() *algorithms.Ledger {
 	if t.whole == nil {
 		l := t.ledger().Clone()
 		for i := range t.book {
-			t.chargeTo(&l, t.own, &t.book[i])
+			t.chargeTo(&l, t.own, &t.book[i], t.owner(t.book[i].owner), true)
+		}
+		if guests := t.guests(); guests != nil {
+			l.Charge(t.frontier(), algorithms.Request{Cost: guests})
 		}
 		t.whole = &l
 	}
 	return t.whole
+}
+
+// guests returns the open estimates of other releases in units that the plan does not estimate, or nil.
+func (t *txn) guests() (open []int64) {
+	if len(t.ledgers) == 1 {
+		return nil
+	}
+	all := make([]int64, len(t.kinds))
+	for i := range t.owners {
+		all = sum(all, t.owners[i].estimates())
+	}
+	return guestCost(t.plan, t.of(t.own, all))
 }
 
 // frontier is the moment of the last booking, or now.
@@ -301,11 +396,13 @@ func (p *part) take(r store.Request) store.Decision {
 		pause.DryRun(&d, p.now, p.ledger(), r)
 	case p.isHeld(all) && p.grantsFrom > p.now.At:
 		d.Wait = p.now.Until(p.grantsFrom)
+	case p.hasGuests(r.Cost) && p.isFull(r):
+		d.Wait = store.RecheckInterval
 	case pause.Take(&d, p.now, p.ledger(), r):
 		p.hold(p.lease, p.leaseEnds, all)
 		for i := range p.ledgers {
 			if i != p.own {
-				p.ledgers[i].ledger.Charge(p.now, algorithms.Request{Cost: p.of(i, all), Guard: algorithms.Micros(r.Guard), Held: r.Held})
+				p.chargeTo(&p.ledgers[i].ledger, i, &booking{at: p.now.At, guard: algorithms.Micros(r.Guard), cost: all}, p.ownerIf(all), false)
 			}
 		}
 		p.changed, p.whole = true, nil
@@ -314,6 +411,48 @@ func (p *part) take(r store.Request) store.Decision {
 		}
 	}
 	return d
+}
+
+// hasGuests reports whether other releases have estimates, open or booked, in a unit of a cost that the plan does not
+// estimate. When they are settled is not known, so nothing is reserved behind them.
+func (t *txn) hasGuests(cost []int64) bool {
+	if len(t.ledgers) == 1 {
+		return false
+	}
+	all := make([]int64, len(t.kinds))
+	for i := range t.owners {
+		all = sum(all, t.owners[i].estimates())
+	}
+	for i := range t.book {
+		if o := t.owner(t.book[i].owner); o != nil {
+			for u, n := range t.book[i].cost {
+				if o.kinds[u] == estimates {
+					all[u] += n
+				}
+			}
+		}
+	}
+	guests := guestCost(t.plan, t.of(t.own, all))
+	for u, n := range cost {
+		if n > 0 && guests != nil && guests[u] > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// isFull reports whether the tiers do not admit a request now beside the guests.
+func (p *part) isFull(r store.Request) bool {
+	at, _ := p.total().Earliest(p.now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves()})
+	return at > p.now.At
+}
+
+// ownerIf returns the process's owner if a request of a cost has one.
+func (p *part) ownerIf(cost []int64) *owner {
+	if p.lease == nil || !p.isHeld(cost) {
+		return nil
+	}
+	return p.owner(p.lease.id)
 }
 
 // crossings returns the percentages that calendar tiers have reached with what was charged.
@@ -334,7 +473,17 @@ func (t *txn) finish() Write {
 	}
 	t.last = t.now.At
 	t.revision++
-	return Write{Value: t.encode(), Expires: t.expires() - t.offset, Urgent: t.urgent}
+	t.land()
+	t.ends = t.expires()
+	return Write{Value: t.encode(), Expires: t.ends - t.offset, Urgent: t.urgent}
+}
+
+// land lands in all ledgers what has landed by now, by the date that the keeper's clock shows now.
+func (t *txn) land() {
+	for i := range t.ledgers {
+		l := &t.ledgers[i].ledger
+		l.Earliest(t.now, algorithms.Request{Cost: make([]int64, len(l.Plan().Units()))})
+	}
 }
 
 // expires returns an instant from which the state decides as none would.
@@ -343,20 +492,33 @@ func (t *txn) expires() int64 {
 	if t.pause.Probe || t.level > 0 {
 		at += afterPause
 	}
-	for _, o := range t.owners {
-		at = max(at, o.expires)
+	for _, o := range t.owners { // see pauseLeases
+		at = max(at, o.expires+mostSilent*t.lease)
 	}
 	ends := max(at, t.frontier().At) // of the last lease or booking
 	for i := range t.ledgers {
-		l := &t.ledgers[i].ledger
-		for j, u := range l.Usage(t.now) {
-			if len(t.book) > 0 || u.Fresh == algorithms.Never {
-				u.Fresh = ends + lasting(l.Plan().Tiers()[j]) + l.Plan().Guard().Microseconds()
-			}
-			at = max(at, u.Fresh)
-		}
+		at = max(at, t.fresh(&t.ledgers[i].ledger, ends))
 	}
 	return min(at, algorithms.Latest)
+}
+
+// fresh returns an instant from which a ledger decides as a new one would, if its last request, place and estimate
+// end by another instant.
+func (t *txn) fresh(l *algorithms.Ledger, ends int64) (at int64) {
+	tiers, after := l.Plan().Tiers(), ends+l.Plan().Guard().Microseconds()
+	if len(t.book) > 0 { // a bound, which takes no time
+		for _, tier := range tiers {
+			at = max(at, after+lasting(tier))
+		}
+		return at
+	}
+	for i, u := range l.Usage(t.now) {
+		if u.Fresh == algorithms.Never {
+			u.Fresh = after + lasting(tiers[i])
+		}
+		at = max(at, u.Fresh)
+	}
+	return at
 }
 
 // afterPause is how long a quota without requests knows that a probe is due, or how often it has backed off, in µs.
@@ -379,31 +541,38 @@ func (t *txn) cancel(wall int64, d store.Decision, cost []int64) {
 	t.ledger().Cancel(t.at(wall), d.Flight, cost)
 }
 
-// refund takes a reservation of a plan out of the book, or out of the ledgers if its instant has come.
-func (t *txn) refund(of *algorithms.Plan, r *store.Reservation, cost []int64) {
-	own := t.plan.Translate(of, cost)
-	b := booking{at: r.At, guard: r.Guard.Microseconds(), cost: t.spread(own)}
-	if t.isHeld(b.cost) || slices.ContainsFunc(t.book, func(o booking) bool { return o.at == r.At && o.owner != 0 }) {
-		for _, o := range t.owners {
-			b.owner = o.id
-			if t.state.giveBack(&b) {
-				t.changed, t.whole = true, nil
-				return
-			}
-		}
-		b.owner = 0
-	}
-	if t.state.giveBack(&b) {
+// refund takes a reservation of a plan out of the ledgers, or out of the book if it is booked and has no owner. The report
+// of its process takes out what has one.
+func (t *txn) refund(of *algorithms.Plan, r *store.Reservation, cost []int64, booked bool) {
+	b := booking{at: r.At, guard: r.Guard.Microseconds(), cost: t.spread(t.plan.Translate(of, cost))}
+	if booked && t.state.giveBack(&b) {
 		t.changed, t.whole = true, nil
 		return
 	}
 	for i := range t.ledgers {
 		l := &t.ledgers[i].ledger
-		p := l.Plan()
-		if l.Refund(t.now, b.at, b.guard, t.of(i, b.cost), p.Concurrent() || p.Estimates()) {
+		p, cost := l.Plan(), t.of(i, b.cost)
+		held := p.Concurrent() || p.Estimates()
+		if len(t.ledgers) > 1 {
+			cost, _, _ = divide(p, cost, kindsIn(p, of), false)
+			held = false
+		}
+		if l.Refund(t.now, b.at, b.guard, cost, held) {
 			t.changed, t.whole = true, nil
 		}
 	}
+}
+
+// kindsIn returns how another plan holds the units of a plan.
+func kindsIn(p, of *algorithms.Plan) (kinds []int64) {
+	for _, name := range p.Units() {
+		kind := int64(0)
+		if u := slices.Index(of.Units(), name); u >= 0 {
+			kind = kindOf(of, u)
+		}
+		kinds = append(kinds, kind)
+	}
+	return kinds
 }
 
 // tiers returns the status of the tiers, with what is booked.

@@ -58,7 +58,7 @@ func (r reserver) checkReservation(d store.Decision, request store.Request) {
 		return
 	}
 	a := d.Reservation
-	if a == nil || a.End.Before(a.Start) || a.Again.After(a.Start) || !slices.Equal(a.Cost, request.Cost) {
+	if a == nil || a.End.Before(a.Start) || a.Again.After(a.End) || !slices.Equal(a.Cost, request.Cost) {
 		r.Errorf("%+v with the reservation %+v of cost %v", d, a, request.Cost)
 	}
 }

@@ -91,7 +91,7 @@ type Config struct {
 	Observer *throttle.Observer   `json:"-"`
 	Alert    func(throttle.Alert) `json:"-"`
 
-	// Log receives what the store of OpenStore reports to an operator: Redis is away, or has lost a
+	// Log receives what the store of OpenStore reports to an operator: the server is away, or has lost a
 	// quota. If nil, nothing is logged.
 	Log *slog.Logger `json:"-"`
 
@@ -101,7 +101,8 @@ type Config struct {
 // Public returns PublicURL, parsed, nil if it is empty.
 func (c *Config) Public() *url.URL { return c.public }
 
-// A Store is where quotas are kept: in Redis, in a file, or if both are empty, in this process.
+// A Store is where quotas are kept: in Redis, in PostgreSQL, in a file, or if all are empty, in this
+// process.
 type Store struct {
 	// Redis is the URL of a Redis or Valkey server, such as redis://localhost:6379/0, or rediss://
 	// with TLS.
@@ -110,14 +111,38 @@ type Store struct {
 	// Prefix begins the names of the keys in Redis. If empty, "throttle:".
 	Prefix string `json:"prefix,omitempty"`
 
-	// Timeout is how long a call of Redis may take before Redis counts as away. If zero, 1s.
+	// Postgres is the URL of a PostgreSQL database, such as postgres://app@localhost:5432/app?sslmode=verify-full.
+	// throttle postgres migrate creates its table. All fields below that PostgreSQL has may be parameters of the
+	// URL instead.
+	Postgres Secret `json:"postgres,omitzero"`
+
+	// Table is the name of the table in PostgreSQL, or of its schema and the table, as in limits.quota. If
+	// empty, throttle_quota.
+	Table string `json:"table,omitempty"`
+
+	// Timeout is how long a call of Redis, or a round trip to PostgreSQL, may take before the server counts
+	// as away. If zero, 1s.
 	Timeout time.Duration `json:"timeout,omitempty"`
+
+	// Horizon is how far ahead a process reserves in PostgreSQL while requests wait. If zero, 500ms.
+	Horizon time.Duration `json:"horizon,omitempty"`
+
+	// Lease is how long PostgreSQL keeps what a process that has died held of Concurrency and estimates.
+	// It should be the same in all processes. If zero, 10s.
+	Lease time.Duration `json:"lease,omitempty"`
+
+	// PollOnly makes processes ask PostgreSQL for each other's pauses instead of listening. It is needed
+	// behind a pooler that pools transactions, such as PgBouncer.
+	PollOnly bool `json:"poll_only,omitempty"`
+
+	// Sync makes PostgreSQL write to its disk before it answers. If false, a server that crashes may forget
+	// the last 0.6s.
+	Sync bool `json:"sync,omitempty"`
 
 	// Fallback is what happens while Redis is away. If empty, requests wait for Redis.
 	Fallback Fallback `json:"fallback,omitzero"`
 
-	// File is the path of a file for the processes of one host. A file keeps neither Concurrency nor
-	// estimates.
+	// File is the path of a file for the processes of one host.
 	File string `json:"file,omitempty"`
 }
 

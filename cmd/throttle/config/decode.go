@@ -241,7 +241,7 @@ func (d *decoder) scalar(n ast.Node, k kind, v reflect.Value, field string) {
 		d.public[placeOf(n.GetToken())] = true
 		if refers {
 			d.failed[field] = true
-			d.bad(field, "refers to a variable or a file: only to, token, control_token, store.redis and the values of set and query may")
+			d.bad(field, "refers to a variable or a file: only to, token, control_token, store.redis, store.postgres and the values of set and query may")
 			return
 		}
 	}
@@ -349,6 +349,7 @@ var empty = map[string]string{
 	"Config.public_url": "write https://HOST",
 	"Config.clients":    "name a client",
 	"Store.file":        "name a file",
+	"Store.table":       "name a table",
 	"Route.models":      "name a model, such as gpt-4o",
 	"Route.budget":      "write a budget such as 1000/day;budget=true",
 	"Route.query":       "write {NAME: VALUE}",

@@ -92,7 +92,7 @@ func schema(t *testing.T) *jsonschema.Schema {
 	route.Properties["query"].MinProperties = &one
 	root.Properties["clients"].MinProperties, root.Properties["routes"].MinProperties = &one, &one
 	root.Properties["routes"].PropertyNames = of(`{"pattern": "^/([A-Za-z0-9_.~-]+(/[A-Za-z0-9_.~-]+)*)?$"}`)
-	root.Properties["store"].Not = of(`{"required": ["redis", "file"]}`)
+	root.Properties["store"].Not = of(`{"anyOf": [{"required": ["redis", "postgres"]}, {"required": ["redis", "file"]}, {"required": ["postgres", "file"]}]}`)
 	member := route.Properties["pool"].Items
 	route.Properties["pool"].MinItems, route.Properties["pool"].MaxItems = &one, &members
 	member.Properties["name"].Pattern = "^[A-Za-z0-9._-]{1,100}$"
@@ -237,6 +237,7 @@ func TestSchemaAgrees(t *testing.T) {
 		{route("policy: 5/s, cost: {requests: 2}"), true},
 		{"store: {file: q.db}\n" + route("policy: 5/s"), true},
 		{"store: {redis: redis://x, timeout: 2s, fallback: {workers: 8}}\n" + route("policy: 5/s"), true},
+		{"store: {postgres: postgres://h/d, table: a.b, timeout: 2s, horizon: 1s, lease: 30s, poll_only: true, sync: true}\n" + route("policy: 5/s"), true},
 		{"clients: {a: {token: 0123456789abcdef, policy: 5/s, budget: 9/day;budget=true, max_wait: 1s, max_queue: 5}}\n" + route("policy: 5/s"), true},
 		{route("policy: 5/s, key: {header: Authorization}"), true},
 		{route("policy: 5/s, key: {header: Authorization, max_keys: 5}, query: {a: b}"), true},
@@ -266,6 +267,9 @@ func TestSchemaAgrees(t *testing.T) {
 		{"colour: red\n" + route("policy: 5/s"), false},
 		{"store: redis://x\n" + route("policy: 5/s"), false},
 		{"store: {redis: redis://x, file: y}\n" + route("policy: 5/s"), false},
+		{"store: {redis: redis://x, postgres: postgres://h/d}\n" + route("policy: 5/s"), false},
+		{"store: {postgres: postgres://h/d, file: y}\n" + route("policy: 5/s"), false},
+		{"store: {postgres: postgres://h/d, sync: maybe}\n" + route("policy: 5/s"), false},
 		{"clients: {}\n" + route("policy: 5/s"), false},
 		{"clients: {a: {class: batch}}\n" + route("policy: 5/s"), false},
 		{"store: {fallback: 8}\n" + route("policy: 5/s"), false},

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,15 +13,18 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/cmd/throttle/internal/pgurl"
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/host"
 	"github.com/apithrottle/throttle/local"
+	"github.com/apithrottle/throttle/postgres"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 )
 
-// OpenStore opens the store of the file: Redis, a file, or without either the memory of this
-// process. Close the closer after the last request. It returns unused reservations to Redis, for at
-// most five seconds. OpenStore does not connect to Redis: without a server, requests wait.
+// OpenStore opens the store of the file: Redis, PostgreSQL, a file, or without all of them the memory of
+// this process. Close the closer after the last request. It returns unused reservations to the server, for
+// at most five seconds. OpenStore does not connect to a server: without it, requests wait.
 //
 // A store outlives a Config: pass it to the Transport of the next one, and what is charged stays
 // charged. See [Changes.Store].
@@ -35,11 +39,9 @@ func (c *Config) OpenStore() (throttle.Store, io.Closer, error) {
 		s := distributed.New(rdb, distributed.Options{
 			Prefix: c.Store.Prefix, Timeout: c.Store.Timeout, Fallback: distributed.Fallback{Workers: c.Store.Fallback.Workers}, Log: c.Log,
 		})
-		return s, closer(func() error {
-			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-			defer cancel()
-			return errors.Join(s.Flush(ctx), rdb.Close())
-		}), nil
+		return s, flushing{s, rdb.Close}, nil
+	case !c.Store.Postgres.IsZero():
+		return c.openPostgres()
 	case c.Store.File != "":
 		s, err := host.Open(c.Store.File)
 		if err != nil {
@@ -47,12 +49,41 @@ func (c *Config) OpenStore() (throttle.Store, io.Closer, error) {
 		}
 		return s, s, nil
 	}
-	return &local.Store{Replan: true}, closer(func() error { return nil }), nil
+	return &local.Store{Replan: true}, io.NopCloser(nil), nil
 }
 
-type closer func() error
+// openPostgres opens the store of a table of PostgreSQL, with a pool of its own.
+func (c *Config) openPostgres() (throttle.Store, io.Closer, error) {
+	of, o, err := pgurl.Parse(c.Store.Postgres.Reveal())
+	if err != nil {
+		return nil, nil, fmt.Errorf("config: store.postgres %w", err)
+	}
+	o.Table, o.Timeout = cmp.Or(c.Store.Table, o.Table), cmp.Or(c.Store.Timeout, o.Timeout)
+	o.Horizon, o.Lease = cmp.Or(c.Store.Horizon, o.Horizon), cmp.Or(c.Store.Lease, o.Lease)
+	o.PollOnly, o.Sync, o.Log = c.Store.PollOnly || o.PollOnly, c.Store.Sync || o.Sync, c.Log
+	pool, err := pgxpool.NewWithConfig(context.Background(), of)
+	if err != nil {
+		return nil, nil, fmt.Errorf("config: store.postgres: %w", err)
+	}
+	s, err := postgres.New(pool, o)
+	if err != nil {
+		pool.Close()
+		return nil, nil, fmt.Errorf("config: store: %w", err)
+	}
+	return s, flushing{s, func() error { pool.Close(); return nil }}, nil
+}
 
-func (c closer) Close() error { return c() }
+// flushing is the closer of a store that has to report to its server before the connections close.
+type flushing struct {
+	store interface{ Flush(context.Context) error }
+	close func() error
+}
+
+func (f flushing) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	return errors.Join(f.store.Flush(ctx), f.close())
+}
 
 // Transport returns a transport that keeps to the limits of a route: those of its preset or policy,
 // its budget, and the limits of the client of a request. The route is named by its prefix, such as

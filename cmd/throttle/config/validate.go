@@ -17,6 +17,8 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/cmd/throttle/internal/alike"
+	"github.com/apithrottle/throttle/cmd/throttle/internal/pgurl"
+	"github.com/apithrottle/throttle/postgres"
 	"github.com/apithrottle/throttle/providers"
 	"github.com/redis/go-redis/v9"
 )
@@ -46,7 +48,6 @@ func (d *decoder) validate(c *Config) {
 	}
 	d.names(c)
 	d.counted(c)
-	d.kept(c)
 	setDefault(&c.Timeouts.Connect, DefaultConnect)
 	setDefault(&c.Timeouts.Shutdown, DefaultShutdown)
 	setDefault(&c.MaxBody, DefaultMaxBody)
@@ -111,15 +112,19 @@ func isLoopback(host string) bool {
 
 // store checks where quotas are kept.
 func (d *decoder) store(s *Store) {
-	if !s.Redis.IsZero() && s.File != "" {
-		d.bad("store", "has both redis and file: remove one")
+	var has []string // of the places
+	for _, place := range []string{"redis", "postgres", "file"} {
+		if d.places["store."+place] != nil {
+			has = append(has, place)
+		}
 	}
-	if s.Prefix != "" && s.Redis.IsZero() {
-		d.bad("store.prefix", "is %q, but only redis has a prefix: remove it, or add redis", s.Prefix)
+	if len(has) > 1 {
+		d.bad("store", "has %s: keep one of them", list(has, "and"))
 	}
-	for field, there := range map[string]bool{"timeout": s.Timeout != 0, "fallback": d.filled("store.fallback")} {
-		if there && !d.filled("store.redis") {
-			d.bad("store."+field, "is there, but only redis has one: remove it, or add redis")
+	for field, owners := range storeOwners {
+		owned := slices.ContainsFunc(owners, func(owner string) bool { return d.filled("store." + owner) })
+		if d.filled("store."+field) && !owned {
+			d.bad("store."+field, "is there, but only %s has one: remove it, or add %s", list(owners, "or"), list(owners, "or"))
 		}
 	}
 	if d.filled("store.fallback") && !d.filled("store.fallback.workers") && !d.failed["store.fallback.workers"] {
@@ -128,11 +133,48 @@ func (d *decoder) store(s *Store) {
 	if n := s.Fallback.Workers; d.filled("store.fallback.workers") && n < 1 {
 		d.bad("store.fallback.workers", "is %d: it must be at least 1, the largest number of processes that share the quotas", n)
 	}
+	d.postgres(s)
 	if s.Redis.IsZero() || d.unread(s.Redis) || d.hasProblem("store.redis") {
 		return
 	}
 	if _, err := redis.ParseURL(s.Redis.Reveal()); err != nil { // the error has the URL, and so the password
 		d.bad("store.redis", "is not the URL of a Redis server: use redis://HOST:PORT/DB, rediss:// with TLS, or unix:///PATH")
+	}
+}
+
+// storeOwners are the places whose fields they are.
+var storeOwners = map[string][]string{
+	"prefix": {"redis"}, "fallback": {"redis"}, "timeout": {"redis", "postgres"},
+	"table": {"postgres"}, "horizon": {"postgres"}, "lease": {"postgres"}, "poll_only": {"postgres"}, "sync": {"postgres"},
+}
+
+// postgres checks the URL of PostgreSQL, and the fields that may be its parameters.
+func (d *decoder) postgres(s *Store) {
+	if s.Postgres.IsZero() || d.hasProblem("store.postgres") {
+		return
+	}
+	if _, err := postgres.Schema(postgres.Options{Table: s.Table}); err != nil {
+		d.bad("store.table", "is %q: it must be the name of a table, or schema.table", s.Table)
+	}
+	for field, length := range map[string]time.Duration{"timeout": s.Timeout, "horizon": s.Horizon, "lease": s.Lease} {
+		if length > 0 && length < time.Millisecond {
+			d.bad("store."+field, "is %v: it must be at least 1ms", length)
+		}
+	}
+	if d.unread(s.Postgres) {
+		return
+	}
+	_, o, err := pgurl.Parse(s.Postgres.Reveal())
+	if err != nil {
+		d.bad("store.postgres", "%v", err)
+	}
+	for field, both := range map[string]bool{
+		"table": s.Table != "" && o.Table != "", "timeout": s.Timeout != 0 && o.Timeout != 0, "horizon": s.Horizon != 0 && o.Horizon != 0,
+		"lease": s.Lease != 0 && o.Lease != 0,
+	} {
+		if both {
+			d.bad("store."+field, "is a parameter of the URL, too: remove one")
+		}
 	}
 }
 
@@ -746,32 +788,6 @@ func (d *decoder) counted(c *Config) {
 				d.uncharged("clients."+name+"."+field, text, units(p.Tiers), charged)
 			}
 		}
-	}
-}
-
-// kept checks that a file keeps the tiers of all routes and clients.
-func (d *decoder) kept(c *Config) {
-	if c.Store.File == "" {
-		return
-	}
-	check := func(field string, policies ...throttle.Policy) {
-		for _, p := range policies {
-			i := slices.IndexFunc(p.Tiers, func(t throttle.Tier) bool { return t.Estimated || t.Algorithm == throttle.Concurrency })
-			if i >= 0 {
-				d.bad(field, "has the tier %s, which a file does not keep: use store: {redis: URL}, or no store", p.Tiers[i])
-				return
-			}
-		}
-	}
-	for _, prefix := range slices.Sorted(maps.Keys(c.Routes)) {
-		r := c.Routes[prefix]
-		check("routes."+prefix, append(r.limits.Policies(), r.budget)...)
-		for _, m := range r.members() {
-			check(m.field, m.limits.Policies()...)
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(c.Clients)) {
-		check("clients."+name, c.Clients[name].own)
 	}
 }
 

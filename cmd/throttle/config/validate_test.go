@@ -89,7 +89,7 @@ func TestProblemsOfLimitsAndSecrets(t *testing.T) {
 		{route("policy: 5/s, query: a=b"), "routes./x.query is a text: it must be a mapping"},
 		{route("policy: 5/s, query: {a: 5}"), "routes./x.query.a is a number: it must be a text"},
 		{route(`policy: 5/s, query: {a: "${env:}"}`), "routes./x.query.a refers to a variable whose name"},
-		{route(`policy: "${env:A}"`), "routes./x.policy refers to a variable or a file: only to, token, control_token, store.redis and the values of set and query may"},
+		{route(`policy: "${env:A}"`), "routes./x.policy refers to a variable or a file: only to, token, control_token, store.redis, store.postgres and the values of set and query may"},
 
 		{redis("fallback: {}"), "store.fallback lacks workers: add workers: N, the largest number of processes that share the quotas"},
 		{redis("fallback: {workers: 0}"), "store.fallback.workers is 0: it must be at least 1"},
@@ -98,8 +98,16 @@ func TestProblemsOfLimitsAndSecrets(t *testing.T) {
 		{redis("fallback: {worker: 8}"), "store.fallback.worker is not a field: did you mean workers?"},
 		{redis("timeout: 0s"), `store.timeout is "0s": it must be a length of time above zero`},
 		{"store: {file: q.db, fallback: {workers: 8}}\n" + minimal, "store.fallback is there, but only redis has one: remove it, or add redis"},
-		{"store: {file: q.db, timeout: 1s}\n" + minimal, "store.timeout is there, but only redis has one: remove it, or add redis"},
-		{"store: {file: q.db}\n" + client("policy: 5;algo=concurrency"), "clients.a has the tier 5;algo=concurrency, which a file does not keep"},
+		{"store: {file: q.db, timeout: 1s}\n" + minimal, "store.timeout is there, but only redis or postgres has one: remove it, or add redis or postgres"},
+		{"store: {redis: redis://x, sync: true}\n" + minimal, "store.sync is there, but only postgres has one: remove it, or add postgres"},
+		{"store: {postgres: postgres://h/d, prefix: p}\n" + minimal, "store.prefix is there, but only redis has one"},
+		{"store: {postgres: postgres://h/d, table: a.b.c}\n" + minimal, `store.table is "a.b.c": it must be the name of a table, or schema.table`},
+		{"store: {postgres: postgres://h/d, table: ''}\n" + minimal, "store.table is empty: name a table, or remove the field"},
+		{"store: {postgres: postgres://h/d, lease: 1us}\n" + minimal, "store.lease is 1µs: it must be at least 1ms"},
+		{"store: {postgres: 'postgres://h/d?lease=30s', lease: 5s}\n" + minimal, "store.lease is a parameter of the URL, too: remove one"},
+		{"store: {postgres: 'postgres://h/d?lease=1'}\n" + minimal, "store.postgres has a wrong lease: it must be a length of time from 1ms, such as 500ms or 2s"},
+		{"store: {postgres: mysql://h/d}\n" + minimal, "store.postgres is not the URL of a PostgreSQL database: use postgres://USER@HOST:PORT/DATABASE"},
+		{"store: {redis: redis://x, postgres: postgres://h/d, file: q.db}\n" + minimal, "store has redis, postgres and file: keep one of them"},
 	} {
 		got := problems(t, c.text)
 		found := false
@@ -138,14 +146,14 @@ func TestProblems(t *testing.T) {
 		{"listen: :7411\n" + minimal, `1:9 listen is ":7411", which other machines can reach: use 127.0.0.1:7411, or set allow_public: true`},
 		{"listen: 10.0.0.1:80\n" + minimal, "which other machines can reach"},
 		{"listen: unix:throttle.sock\n" + minimal, "the path of a socket must begin with /"},
-		{"listen: ${env:LISTEN}\n" + minimal, "1:9 listen refers to a variable or a file: only to, token, control_token, store.redis and the values of set and query may"},
+		{"listen: ${env:LISTEN}\n" + minimal, "1:9 listen refers to a variable or a file: only to, token, control_token, store.redis, store.postgres and the values of set and query may"},
 
-		{"store: {redis: redis://x, file: y}\n" + minimal, "1:1 store has both redis and file: remove one"},
-		{"store: {prefix: a}\n" + minimal, `1:17 store.prefix is "a", but only redis has a prefix`},
+		{"store: {redis: redis://x, file: y}\n" + minimal, "1:1 store has redis and file: keep one of them"},
+		{"store: {prefix: a}\n" + minimal, "1:17 store.prefix is there, but only redis has one: remove it, or add redis"},
 		{"store: {file: \"\"}\n" + minimal, "1:15 store.file is empty"},
 		{"store: {redis: \"http://x\"}\n" + minimal, "1:16 store.redis is not the URL of a Redis server: use redis://HOST:PORT/DB"},
 		{"store: {redis: 5}\n" + minimal, "1:16 store.redis is a number: it must be a text"},
-		{"store:\n" + minimal, "store is empty: it must be a mapping of fallback, file, prefix, redis and timeout"},
+		{"store:\n" + minimal, "store is empty: it must be a mapping of fallback, file, horizon, lease, poll_only, postgres, prefix, redis, sync, table and timeout"},
 
 		{"clients: {}\n" + minimal, "1:1 clients is empty: name a client, or remove the field"},
 		{"clients: {a: {}}\n" + minimal, `1:11 clients.a lacks its token: add token: "${env:NAME}"`},

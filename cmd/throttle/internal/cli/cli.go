@@ -13,6 +13,7 @@ import (
 	"maps"
 	"os"
 	"os/signal"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -72,10 +73,14 @@ func Main(ctx context.Context, s System, args []string) int {
 	code := exitCode(err)
 	var exited *exitError
 	if err != nil && !errors.As(err, &exited) {
-		fmt.Fprintln(s.Stderr, "throttle:", strings.TrimPrefix(err.Error(), "throttle: "))
+		text := credentials.ReplaceAllString(err.Error(), "${1}xxxxx@")
+		fmt.Fprintln(s.Stderr, "throttle:", strings.TrimPrefix(text, "throttle: "))
 	}
 	return code
 }
+
+// credentials matches those of a URL. It may be in the place of another argument, which an error shows.
+var credentials = regexp.MustCompile(`(://[^\s/:@]*:)\S*@`)
 
 // A group is a part of the list of verbs.
 type group struct {
@@ -89,7 +94,7 @@ func (c *command) groups() []group {
 		{"Send requests in turn:", []*cobra.Command{c.exec(), c.wait(), c.lines(), c.proxy()}},
 		{"See and control quotas:", []*cobra.Command{c.status(), c.top(), c.pause(), c.resume()}},
 		{"Plan and check limits:", []*cobra.Command{c.plan(), c.replay(), c.providers(), c.inspect(), c.validate()}},
-		{"Other verbs:", []*cobra.Command{c.help(), c.version()}},
+		{"Other verbs:", []*cobra.Command{c.postgres(), c.help(), c.version()}},
 	}
 }
 
@@ -186,7 +191,7 @@ Examples:
 {{.Title}}{{range $cmds}}{{if and (eq .GroupID $group.ID) (or .IsAvailableCommand (eq .Name "help"))}}
   {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{end}}{{if and .HasAvailableSubCommands (not .Groups)}}
 
-Shells:{{range $cmds}}
+{{if eq .Name "completion"}}Shells{{else}}Verbs{{end}}:{{range $cmds}}
   {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}
 
 Flags:

@@ -40,6 +40,7 @@ func (c *command) completeFlags(verb *cobra.Command) {
 		"format":        fixed("jsonl\tJSON lines", "clf\tan access log of nginx or Apache", "har\tan HTTP archive"),
 		"duration-unit": fixed("s", "ms", "us", "ns"),
 		"redis":         fixed("redis://localhost:6379/0"),
+		"store":         fixed("postgres://", "redis://localhost:6379/0"),
 		"page":          fixed("http://" + config.DefaultListen + "/_throttle/"),
 	}
 	verb.Flags().VisitAll(func(f *pflag.Flag) {

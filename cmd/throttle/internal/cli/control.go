@@ -39,12 +39,12 @@ func (f *controlFlags) register(cmd *cobra.Command) {
 // A controlResult is the result of pause and resume, which is that of the proxy for every quota.
 type controlResult proxy.Paused
 
-const controlHelp = `A quota is one of a file or a Redis, as exec and wait use it: give the policy that
+const controlHelp = `A quota is one of a file or a server, as exec and wait use it: give the policy that
 they give, and the name. --config FILE finds both in a configuration file. Or it
 is a quota of a running proxy, whose page is --page: that needs the proxy's
 control token, in a file or in $` + controlToken + `.
 
-Exit codes: 64 bad usage, 69 the file, Redis or proxy does not answer, 78 a bad
+Exit codes: 64 bad usage, 69 the file, server or proxy does not answer, 78 a bad
 policy or configuration, 1 the proxy refuses.`
 
 func (c *command) pause() *cobra.Command {
@@ -71,7 +71,7 @@ longer pause that is in force stays as it is.
 	}
 	f.register(cmd)
 	cmd.Flags().DurationVar(&f.length, "for", time.Hour, "the `time` that the pause takes")
-	cmd.Flags().StringVar(&f.reason, "reason", "", "a `text` for the page of the proxy, and for the result; a file and Redis do not keep it")
+	cmd.Flags().StringVar(&f.reason, "reason", "", "a `text` for the page of the proxy, and for the result; a file and a server do not keep it")
 	return cmd
 }
 

@@ -32,8 +32,9 @@ The command gets the standard input, output and error as they are. After a secon
 throttle reports on the standard error that it waits.
 
 A policy that counts until the end of a request, such as '20;algo=concurrency',
-needs --redis. Then throttle stays, passes signals on, and reports the end of the
-command. If throttle itself is killed, its place is free after ten seconds.
+needs --redis or --store. Then throttle stays, passes signals on, and reports the
+end of the command. If throttle itself is killed, its place is free after ten
+seconds.
 
 With --json a refusal is JSON, on the standard error.
 
@@ -42,6 +43,7 @@ command cannot be run, 127 there is no such command. Any other code is that of t
 command.`,
 		Example: `  throttle exec --policy '5/s + 10000/h' --name coinbase -- curl -fsS https://…
   seq 60 | xargs -P8 -I{} throttle exec --policy 5/s --name coinbase -- ./send {}
+  throttle exec --store postgres://app@db/app --policy 5/s --name coinbase -- ./send
   throttle exec --redis redis://ci-redis:6379 --policy '4;algo=concurrency' --name deploys -- make deploy`,
 		SuggestFor: []string{"run"},
 		Args: func(_ *cobra.Command, args []string) error {

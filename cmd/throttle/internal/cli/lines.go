@@ -63,7 +63,7 @@ nothing.
 
 // copyLines copies the lines of the standard input.
 func (c *command) copyLines(cmd *cobra.Command, f *turnFlags) error {
-	f.private = f.name == "" && f.store.redis == "" && f.store.file == ""
+	f.private = f.name == "" && !f.store.given()
 	if f.private && f.key != "" {
 		return usagef("--key is of --name: add --name, or leave --key out")
 	}

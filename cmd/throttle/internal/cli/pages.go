@@ -10,7 +10,6 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/cmd/throttle/config"
 	"github.com/apithrottle/throttle/cmd/throttle/internal/proxy"
-	"github.com/redis/go-redis/v9"
 )
 
 // listenAll listens on the addresses of the file. Pages is nil if the pages have none of their own.
@@ -67,14 +66,11 @@ func describePages(opts *proxy.Options, cfg *config.Config, store throttle.Store
 
 // storeName names what keeps the quotas, without a password.
 func storeName(cfg *config.Config) string {
-	switch {
-	case !cfg.Store.Redis.IsZero():
-		if o, err := redis.ParseURL(cfg.Store.Redis.Reveal()); err == nil {
-			return "Redis at " + o.Addr
-		}
-		return "Redis"
-	case cfg.Store.File != "":
-		return "the file " + cfg.Store.File
+	switch p := (&place{cfg.Store}); {
+	case p.isServer():
+		return p.where()
+	case p.File != "":
+		return "the file " + p.File
 	}
 	return "the memory of the proxy"
 }

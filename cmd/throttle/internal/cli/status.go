@@ -83,11 +83,11 @@ func (f *statusFlags) register(cmd *cobra.Command) {
 }
 
 const statusHelp = `There are three ways to name quotas. --policy and the names of quotas, in the file
-or the Redis that exec and wait use. --config FILE: all quotas of a configuration
+or the server that exec and wait use. --config FILE: all quotas of a configuration
 file, or those whose names are arguments. --page URL: the quotas on the live page of
 a proxy or a program. Presets, and routes with a key, have a quota for each account,
 so only a page shows them. This verb charges nothing and makes no file. A quota that
-did not exist stays in Redis for a minute at most.`
+did not exist stays on the server for a minute at most.`
 
 func (c *command) status() *cobra.Command {
 	var f statusFlags
@@ -98,11 +98,12 @@ func (c *command) status() *cobra.Command {
 
 ` + statusHelp + `
 
-Exit codes: 64 bad usage, 69 the file, Redis or page does not answer, 78 a bad
+Exit codes: 64 bad usage, 69 the file, server or page does not answer, 78 a bad
 policy or configuration file.`,
 		Example: `  throttle status --policy '5/s + 10000/h' coinbase
   throttle status --policy '5/s + 10000/h' coinbase --explain
   throttle status --redis redis://localhost:6379 --policy 100/min mail sms
+  throttle status --store postgres://app@localhost/app --policy 100/min mail
   throttle status --config throttle.yaml --json
   throttle status --page http://127.0.0.1:7411/_throttle/`,
 		RunE: func(cmd *cobra.Command, names []string) error {
@@ -184,7 +185,7 @@ func (f *statusFlags) place(verb string) (place string, err error) {
 
 // quotas are some quotas of a store.
 type quotas struct {
-	store storeFlags
+	store place
 	all   []keyed
 }
 
@@ -199,8 +200,9 @@ func (c *command) quotasOf(verb string, f statusFlags, names []string) (quotas, 
 	if f.config != "" {
 		return c.configQuotas(f, names)
 	}
-	q := quotas{store: f.store}
-	if err := f.store.check(); err != nil {
+	in, err := f.store.place()
+	q := quotas{store: in}
+	if err != nil {
 		return q, err
 	}
 	if len(names) == 0 {
@@ -220,14 +222,14 @@ func (c *command) quotasOf(verb string, f statusFlags, names []string) (quotas, 
 // An openQuota is a quota with its name.
 type openQuota struct {
 	label string
-	store *storeFlags
+	store *place
 	*throttle.Limiter
 	one throttle.Cost // of what the policy counts
 }
 
 // openQuotas opens quotas in their store. It makes no file.
 func (c *command) openQuotas(q quotas) (opened []openQuota, closer func(), err error) {
-	if q.store.redis == "" {
+	if !q.store.isServer() {
 		path, err := c.path(q.store)
 		if err != nil {
 			return nil, nil, err
@@ -286,8 +288,8 @@ func (c *command) configQuotas(f statusFlags, names []string) (q quotas, err err
 	if err != nil {
 		return q, &configError{err}
 	}
-	q.store = storeFlags{redis: loaded.Store.Redis.Reveal(), prefix: loaded.Store.Prefix, file: loaded.Store.File}
-	if q.store.redis == "" && q.store.file == "" {
+	q.store = place{loaded.Store}
+	if !q.store.isServer() && q.store.File == "" {
 		return q, &configError{fmt.Errorf("%s has no store: its quotas are in the proxy, so use its page, with --page", f.config)}
 	}
 	var known []string

@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/cmd/throttle/config"
 	"github.com/apithrottle/throttle/internal/redistest"
 	"github.com/apithrottle/throttle/observe"
 	"github.com/apithrottle/throttle/page"
@@ -114,7 +115,7 @@ func TestSlowRedis(t *testing.T) {
 		{redistest.Start(t).Addr(), 100, 5, "cannot be used: it is slow: it did not answer in time"},
 		{"127.0.0.1:1", 100, 1, "Redis at 127.0.0.1:1 cannot be used: dial tcp 127.0.0.1:1: connect: connection refused"},
 	} {
-		f := storeFlags{redis: "redis://" + tt.addr}
+		f := place{config.Store{Redis: config.NewSecret("redis://" + tt.addr)}}
 		calls := 0
 		err := f.patiently(func() error {
 			if calls++; calls <= tt.fails {

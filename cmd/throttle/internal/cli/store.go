@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,48 +17,80 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/cmd/throttle/config"
+	"github.com/apithrottle/throttle/cmd/throttle/internal/pgurl"
 )
 
 // storeFlags say where quotas are kept.
-type storeFlags struct{ redis, prefix, file string }
+type storeFlags struct{ url, redis, prefix, file string }
 
 func (f *storeFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.file, "file", "", "share quotas through the file at this `path`; the default is throttle/quotas.db in $XDG_STATE_HOME or the user's cache directory")
 	flags.StringVar(&f.redis, "redis", "", "share quotas through the Redis at this `URL`, such as redis://localhost:6379/0")
 	flags.StringVar(&f.prefix, "prefix", "", "what keys in Redis begin with (default \"throttle:\")")
+	flags.StringVar(&f.url, "store", "", "share quotas through the PostgreSQL or Redis at this `URL`, such as postgres://app@localhost:5432/app")
 }
 
-// check returns an error for flags that exclude each other, and for a bad URL. The error has no part of
-// the URL but the port, because the URL may have a password.
-func (f *storeFlags) check() error {
-	if f.redis == "" {
-		if f.prefix != "" {
-			return usagef("--prefix is of --redis: leave it out, or add --redis")
+// given reports whether a flag names a place.
+func (f *storeFlags) given() bool { return f.url != "" || f.redis != "" || f.file != "" }
+
+// place returns the place that the flags name, and an error for flags that exclude each other, and for a bad
+// URL. The error has no part of the URL but the port, because the URL may have a password.
+func (f *storeFlags) place() (place, error) {
+	given := [][2]string{{"store", f.url}, {"redis", f.redis}, {"file", f.file}}
+	given = slices.DeleteFunc(given, func(flag [2]string) bool { return flag[1] == "" })
+	if len(given) > 1 {
+		a, b := given[0][0], given[1][0]
+		return place{}, usagef("--%s and --%s are two places: leave one out, or set it to nothing with --%s= or --%s=", a, b, a, b)
+	}
+	p := place{config.Store{Prefix: f.prefix, File: f.file}}
+	if pgurl.Is(f.url) {
+		if _, _, err := pgurl.Parse(f.url); err != nil {
+			return p, usagef("--store %w", err)
 		}
-		return nil
+		p.Postgres = config.NewSecret(f.url)
+	} else if f.url != "" || f.redis != "" {
+		if err := checkRedis(given[0][0], given[0][1]); err != nil {
+			return p, err
+		}
+		p.Redis = config.NewSecret(given[0][1])
 	}
-	if f.file != "" {
-		return usagef("--redis and --file are two places: leave one out, or set it to nothing with --redis= or --file=")
+	if f.prefix != "" && p.Redis.IsZero() {
+		return p, usagef("--prefix is of --redis: leave it out, or add --redis")
 	}
-	u, err := url.Parse(f.redis)
+	return p, checkText("prefix", f.prefix)
+}
+
+// checkRedis returns an error for a flag that is not the URL of a Redis server.
+func checkRedis(flag, text string) error {
+	wrong := "--redis is not the URL of a Redis server: write it as redis://localhost:6379/0, or rediss:// with TLS"
+	if flag == "store" {
+		wrong = "--store is not the URL of a PostgreSQL or Redis server: write it as postgres://USER@HOST:PORT/DATABASE, or redis://localhost:6379/0"
+	}
+	u, err := url.Parse(text)
 	switch {
 	case err != nil || u.Scheme != "redis" && u.Scheme != "rediss" && u.Scheme != "unix":
-		return usagef("--redis is not the URL of a Redis server: write it as redis://localhost:6379/0, or rediss:// with TLS")
+		return usagef("%s", wrong)
 	case u.Scheme != "unix":
-		if err := checkPort("--redis", u); err != nil {
+		if err := checkPort("--"+flag, u); err != nil {
 			return err
 		}
 	}
-	if _, err := redis.ParseURL(f.redis); err != nil {
-		return usagef("--redis is not the URL of a Redis server: behind the host and the port it may have the number of a database, as in redis://localhost:6379/0")
+	if _, err := redis.ParseURL(text); err != nil {
+		return usagef("--%s is not the URL of a Redis server: behind the host and the port it may have the number of a database, as in redis://localhost:6379/0", flag)
 	}
-	return checkText("prefix", f.prefix)
+	return nil
 }
 
+// A place is where quotas are kept.
+type place struct{ config.Store }
+
+// isServer reports whether the place is a server, and not a file.
+func (p *place) isServer() bool { return !p.Redis.IsZero() || !p.Postgres.IsZero() }
+
 // path returns the path of the file.
-func (c *command) path(f storeFlags) (string, error) {
-	if f.file != "" {
-		return f.file, nil
+func (c *command) path(p place) (string, error) {
+	if p.File != "" {
+		return p.File, nil
 	}
 	dir, err := c.Getenv("XDG_STATE_HOME"), error(nil)
 	if !filepath.IsAbs(dir) {
@@ -69,39 +102,33 @@ func (c *command) path(f storeFlags) (string, error) {
 	return filepath.Join(dir, "throttle", "quotas.db"), nil
 }
 
-// openStore opens the store that flags name, and creates the default file if it is missing. The
-// caller closes the store. The store is not asked: a Redis that is away is found when it is used.
-func (c *command) openStore(f storeFlags) (throttle.Store, io.Closer, error) {
-	if f.redis == "" {
-		path, err := c.path(f)
+// openStore opens the store of a place, and creates the default file if it is missing. The caller closes
+// the store. The store is not asked: a server that is away is found when it is used.
+func (c *command) openStore(p place) (throttle.Store, io.Closer, error) {
+	if !p.isServer() {
+		path, err := c.path(p)
 		if err != nil {
 			return nil, nil, err
 		}
-		if f.file == "" {
+		if p.File == "" {
 			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 				return nil, nil, &configError{fmt.Errorf("no file for quotas: %w", err)}
 			}
 		}
-		f.file = path
-	}
-	if f.file != "" {
-		if err := checkLink(f.file); err != nil {
+		if err := checkLink(path); err != nil {
 			return nil, nil, err
 		}
+		p.File = path
 	}
 	redis.SetLogger(noLog{}) // the errors say what is wrong
-	where := config.Store{Prefix: f.prefix, File: f.file}
-	if f.redis != "" {
-		where.Redis = config.NewSecret(f.redis)
-	}
-	s, closer, err := (&config.Config{Store: where}).OpenStore()
+	s, closer, err := (&config.Config{Store: p.Store}).OpenStore()
 	switch {
 	case err == nil:
 		return s, closer, nil
 	case errors.Is(err, throttle.ErrUnavailable):
-		return nil, nil, f.error(err)
-	case f.redis != "":
-		return nil, nil, usagef("--redis is not the URL of a Redis server: write it as redis://localhost:6379/0, or rediss:// with TLS")
+		return nil, nil, p.error(err)
+	case p.isServer(): // the URL was checked
+		return nil, nil, &configError{err}
 	}
 	return nil, nil, &configError{fmt.Errorf("no file for quotas: %s", strings.TrimPrefix(errors.Unwrap(err).Error(), "host: "))}
 }
@@ -120,32 +147,34 @@ func report(l *throttle.Limiter, closer io.Closer) {
 
 // error returns an error of a quota as the command reports it. A refusal is as it is. Anything else
 // is a store that cannot be used.
-func (f *storeFlags) error(err error) error {
+func (p *place) error(err error) error {
 	var refused *throttle.WaitError
 	var known *storeError
 	if err == nil || errors.As(err, &known) || errors.As(err, &refused) && !errors.Is(err, throttle.ErrUnavailable) {
 		return err
 	}
-	if f.redis != "" {
-		err = f.diagnose(err)
-	}
-	return &storeError{f.where(), err}
+	return &storeError{p.where(), p.diagnose(err)}
 }
 
-// diagnose returns why a Redis cannot be used. The store tries again for as long as it may, and then
+// diagnose returns why a server cannot be used. The store tries again for as long as it may, and then
 // knows only that it had no answer. One more try has the cause: a refused connection, a name without
 // an address, or a wrong password. The result has neither a user nor a password.
-func (f *storeFlags) diagnose(err error) error {
-	o, bad := redis.ParseURL(f.redis)
-	if bad != nil || !errors.Is(err, context.DeadlineExceeded) {
-		return err
-	}
-	o.DialerRetries, o.MaxRetries, o.DialTimeout = 1, -1, 2*time.Second
-	rdb := redis.NewClient(o)
-	defer rdb.Close()
+func (p *place) diagnose(err error) error {
+	late := errors.Is(err, context.DeadlineExceeded)
+	var cause error
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 	defer cancel()
-	switch cause := rdb.Ping(ctx).Err(); {
+	switch {
+	case !p.Redis.IsZero() && late:
+		cause = pingRedis(ctx, p.Redis.Reveal())
+	case !p.Postgres.IsZero():
+		if err, cause = p.missing(err), pgurl.Ping(ctx, p.Postgres.Reveal()); cause == nil && !late {
+			return err
+		}
+	default:
+		return err
+	}
+	switch {
 	case cause == nil:
 		return errSlow
 	case errors.Is(cause, context.DeadlineExceeded):
@@ -155,24 +184,42 @@ func (f *storeFlags) diagnose(err error) error {
 	}
 }
 
-// errSlow is the cause of a Redis that answers, but not in time.
+// pingRedis calls a Redis once.
+func pingRedis(ctx context.Context, url string) error {
+	o, err := redis.ParseURL(url)
+	if err != nil {
+		return errors.New("its URL is wrong")
+	}
+	o.DialerRetries, o.MaxRetries, o.DialTimeout = 1, -1, 2*time.Second
+	rdb := redis.NewClient(o)
+	defer rdb.Close()
+	return rdb.Ping(ctx).Err()
+}
+
+// errSlow is the cause of a server that answers, but not in time.
 var errSlow = errors.New("it is slow: it did not answer in time")
 
-// patiently makes a call that charges nothing, and makes it again while Redis is slow. The error is that
-// of f.error.
-func (f *storeFlags) patiently(call func() error) (err error) {
+// patiently makes a call that charges nothing, and makes it again while the server is slow. The error is that
+// of p.error.
+func (p *place) patiently(call func() error) (err error) {
 	for range 5 {
-		if err = f.error(call()); !errors.Is(err, errSlow) {
+		if err = p.error(call()); !errors.Is(err, errSlow) {
 			break
 		}
 	}
 	return err
 }
 
-// where names the store, without the password of a Redis.
-func (f *storeFlags) where() string {
-	if o, err := redis.ParseURL(f.redis); err == nil {
-		return "Redis at " + o.Addr
+// where names the store, without the password of a server.
+func (p *place) where() string {
+	switch {
+	case !p.Redis.IsZero():
+		if o, err := redis.ParseURL(p.Redis.Reveal()); err == nil {
+			return "Redis at " + o.Addr
+		}
+		return "Redis"
+	case !p.Postgres.IsZero():
+		return pgurl.Where(p.Postgres.Reveal())
 	}
 	return "the file"
 }
@@ -244,17 +291,12 @@ func (f *quotaFlags) resolve(verb string) (throttle.Policy, error) {
 }
 
 // limiter returns the limiter of a policy in a store, of an account if the key is not empty.
-func (f *storeFlags) limiter(p throttle.Policy, key string, s throttle.Store) (*throttle.Limiter, error) {
-	for _, t := range p.Tiers {
-		if f.redis == "" && (t.Algorithm == throttle.Concurrency || t.Estimated) {
-			return nil, &configError{fmt.Errorf("policy %q: tier %v: a file does not keep what a command holds until its end: use --redis", p.Name, t)}
-		}
-	}
-	l, err := throttle.New(p, s)
+func (p *place) limiter(policy throttle.Policy, key string, s throttle.Store) (*throttle.Limiter, error) {
+	l, err := throttle.New(policy, s)
 	if err != nil || key == "" {
 		return l, asConfigError(err)
 	}
-	g, err := throttle.NewGroup(p, s, throttle.GroupOptions{})
+	g, err := throttle.NewGroup(policy, s, throttle.GroupOptions{})
 	if err != nil {
 		return nil, &configError{err}
 	}

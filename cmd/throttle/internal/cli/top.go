@@ -26,7 +26,7 @@ Without a terminal, or with --json, top writes a line each second.
 
 ` + statusHelp + `
 
-Exit codes: 64 bad usage, 69 the file, Redis or page does not answer at the last
+Exit codes: 64 bad usage, 69 the file, server or page does not answer at the last
 reading, 78 a bad policy or configuration file.`,
 		Example: `  throttle top --policy '5/s + 10000/h' coinbase
   throttle top --page http://127.0.0.1:7411/_throttle/

@@ -48,8 +48,8 @@ func (f *turnFlags) register(cmd *cobra.Command) {
 // turnHelp is what the help of exec and wait says about quotas.
 const turnHelp = `Commands that give the same --name, and the same --key if they give one, share a
 quota: through a file for the commands of one user on one machine, or through
-Redis. A Go program with package host or distributed shares it, too, if its policy
-has that name.
+Redis or PostgreSQL. A Go program with package host, distributed or postgres shares
+it, too, if its policy has that name.
 
 They should give the same policy. If they don't, tiers with the same algorithm,
 window and unit keep what is charged, and each command admits what its own policy
@@ -60,17 +60,18 @@ A request counts from its turn until --guard later, when the API has received it
 the latest. Make --guard longer if the time that the command needs until its
 request arrives varies by more than 100ms.
 
-A command that is killed while it waits leaves nothing behind in a file. In Redis
-the time that it had reserved stays unused.`
+A command that is killed while it waits leaves nothing behind in a file. On a server
+the time that it had reserved stays unused. $THROTTLE_STORE instead of --store keeps
+a password out of the list of processes, and so do $PGPASSWORD and ~/.pgpass.`
 
 // exitHelp lists the exit codes of exec, wait and lines.
-const exitHelp = `Exit codes: 64 bad usage, 69 the file or Redis cannot be used, 75 refused for now,
-such as by --max-wait, 78 a bad policy, 128 + n ended by signal n.`
+const exitHelp = `Exit codes: 64 bad usage, 69 the file or server cannot be used, 75 refused for
+now, such as by --max-wait, 78 a bad policy, 128 + n ended by signal n.`
 
 // A turn waits in a quota.
 type turn struct {
 	*command
-	store  storeFlags
+	store  place
 	policy throttle.Policy
 	cost   throttle.Cost
 	class  throttle.Class
@@ -86,11 +87,11 @@ type turn struct {
 
 // turn opens the quota that flags name. The caller closes the turn.
 func (c *command) turn(cmd *cobra.Command, f *turnFlags) (*turn, error) {
-	t := &turn{command: c, store: f.store, quiet: f.quiet}
-	if err := f.store.check(); err != nil {
+	t := &turn{command: c, quiet: f.quiet}
+	var err error
+	if t.store, err = f.store.place(); err != nil {
 		return nil, err
 	}
-	var err error
 	if t.policy, err = f.resolve(cmd.Name()); err != nil {
 		return nil, err
 	}
@@ -112,12 +113,12 @@ func (c *command) turn(cmd *cobra.Command, f *turnFlags) (*turn, error) {
 		t.limiter, err = throttle.New(t.policy, nil)
 		return t, asConfigError(err)
 	}
-	s, closer, err := c.openStore(f.store)
+	s, closer, err := c.openStore(t.store)
 	if err != nil {
 		return nil, err
 	}
 	t.closer = closer
-	if t.limiter, err = f.store.limiter(t.policy, f.key, s); err != nil {
+	if t.limiter, err = t.store.limiter(t.policy, f.key, s); err != nil {
 		closer.Close()
 		return nil, err
 	}

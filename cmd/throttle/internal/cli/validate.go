@@ -29,7 +29,7 @@ type validated struct {
 	Policies []policy  `json:"policies,omitempty"`
 	Routes   int       `json:"routes,omitempty"`
 	Clients  int       `json:"clients,omitempty"`
-	Store    string    `json:"store,omitempty"` // redis, file or process
+	Store    string    `json:"store,omitempty"` // redis, postgres, file or process
 	Pools    []pool    `json:"pools,omitempty"`
 	Problems []problem `json:"problems,omitempty"`
 
@@ -159,7 +159,7 @@ func (r validateResult) text() string {
 			b.WriteString(v.Limits + "\n")
 		default:
 			fmt.Fprintf(&b, "%s: ok: %s, %s, quotas in %s\n", v.Input, plural(int64(v.Routes), "route"), plural(int64(v.Clients), "client"),
-				map[string]string{"redis": "Redis", "file": "a file", "process": "this process"}[v.Store])
+				map[string]string{"redis": "Redis", "postgres": "PostgreSQL", "file": "a file", "process": "this process"}[v.Store])
 			for _, p := range v.Pools {
 				b.WriteString(p.text())
 			}
@@ -191,10 +191,12 @@ func (c *command) validateOne(arg string, withoutSecrets bool) validated {
 		v.Problems = []problem{{Message: err.Error()}}
 	default:
 		v.Routes, v.Clients, v.Store, v.Pools = len(loaded.Routes), len(loaded.Clients), "process", poolsOf(loaded)
-		if !loaded.Store.Redis.IsZero() {
-			v.Store = "redis"
-		} else if loaded.Store.File != "" {
-			v.Store = "file"
+		for name, there := range map[string]bool{
+			"redis": !loaded.Store.Redis.IsZero(), "postgres": !loaded.Store.Postgres.IsZero(), "file": loaded.Store.File != "",
+		} {
+			if there {
+				v.Store = name
+			}
 		}
 	}
 	v.err = err

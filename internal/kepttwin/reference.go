@@ -1,0 +1,286 @@
+package kepttwin
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/pause"
+	"github.com/apithrottle/throttle/store"
+)
+
+// An amount is a cost by the names of its units.
+type amount map[string]int64
+
+func amountOf(p *algorithms.Plan, cost []int64) amount {
+	a := make(amount)
+	for u, n := range cost {
+		a[p.Units()[u]] = n
+	}
+	return a
+}
+
+func (a amount) of(p *algorithms.Plan) []int64 {
+	cost := make([]int64, len(p.Units()))
+	for u, name := range p.Units() {
+		cost[u] = a[name]
+	}
+	return cost
+}
+
+// fits reports whether no unit of a is above that of b.
+func (a amount) fits(b amount) bool {
+	for unit, n := range a {
+		if n > b[unit] {
+			return false
+		}
+	}
+	return true
+}
+
+func (a amount) equal(b amount) bool { return a.fits(b) && b.fits(a) }
+
+// A counted is the ledger of one plan in use.
+type counted struct {
+	plan   *algorithms.Plan
+	used   int64
+	ledger algorithms.Ledger
+}
+
+func (c *counted) holds() bool { return c.plan.Concurrent() || c.plan.Estimates() }
+
+// A booked is a request for an instant to come.
+type booked struct {
+	at, guard int64
+	cost      amount
+	free      bool
+	// process is the one that holds places or estimates of the request, or nobody.
+	process int
+}
+
+// nobody is the process of requests that hold nothing.
+const nobody = -1
+
+// A waiter is a process that waits for places.
+type waiter struct {
+	since int64
+	wants amount
+}
+
+// A state is what a store keeps, as the documentation of packages store and algorithms has it: the ledgers of all
+// plans in use, to which requests are charged at their instants, in their order.
+type state struct {
+	now algorithms.Moment
+	// last is when the state was written, and offset the quota's clock minus that of the keeper.
+	last, offset int64
+	ledgers      []counted
+	book         []booked
+	pause        pause.State
+	exact        int64
+	waiters      map[int]waiter
+	// turn are the waiters at the beginning of the call that is decided.
+	turn map[int]waiter
+}
+
+func (s *state) clone() state {
+	c := *s
+	c.ledgers, c.book = slices.Clone(s.ledgers), slices.Clone(s.book)
+	for i := range c.ledgers {
+		c.ledgers[i].ledger = c.ledgers[i].ledger.Clone()
+	}
+	c.waiters = maps.Clone(s.waiters)
+	return c
+}
+
+// idlePlan is how long a plan without decisions has a ledger of its own beside others.
+const idlePlan = int64(time.Minute / time.Microsecond)
+
+// use makes a plan's ledger the first, and begins one if there is none.
+func (s *state) use(p, replaces *algorithms.Plan) {
+	i := slices.IndexFunc(s.ledgers, func(c counted) bool { return c.plan.Equal(p) })
+	switch {
+	case i >= 0:
+	case len(s.ledgers) == 0:
+		s.ledgers, i = []counted{{plan: p, ledger: p.NewLedger()}}, 0
+	default:
+		s.ledgers = s.convert(p, replaces)
+		i = len(s.ledgers) - 1
+	}
+	s.ledgers[i].used = s.now.At
+	s.ledgers = slices.DeleteFunc(s.ledgers, func(c counted) bool { return c.used < s.now.At-idlePlan })
+	s.forgetUnits()
+}
+
+// convert returns the ledgers with one for a plan, from the one that it replaces or else the most used one.
+func (s *state) convert(p, replaces *algorithms.Plan) []counted {
+	from, kept := s.ledgers, s.ledgers
+	if i := slices.IndexFunc(s.ledgers, func(c counted) bool { return replaces != nil && c.plan.Equal(replaces) }); i >= 0 {
+		from, kept = s.ledgers[i:i+1], slices.Concat(s.ledgers[:i], s.ledgers[i+1:])
+	}
+	most, best := int64(-1), algorithms.Ledger{}
+	for _, c := range from {
+		l, sum := p.Convert(c.ledger, s.now), int64(0)
+		for _, u := range l.Usage(s.now) {
+			sum += u.Used
+		}
+		if sum > most {
+			most, best = sum, l
+		}
+	}
+	return append(slices.Clip(kept), counted{plan: p, ledger: best})
+}
+
+// forgetUnits takes the units that no plan has out of the costs of bookings.
+func (s *state) forgetUnits() {
+	for i := range s.book {
+		cost := make(amount)
+		for _, c := range s.ledgers {
+			for _, unit := range c.plan.Units() {
+				cost[unit] = s.book[i].cost[unit]
+			}
+		}
+		s.book[i].cost = cost
+	}
+}
+
+func (s *state) own(p *algorithms.Plan) *counted {
+	return &s.ledgers[slices.IndexFunc(s.ledgers, func(c counted) bool { return c.plan.Equal(p) })]
+}
+
+func (s *state) moment(at int64) algorithms.Moment {
+	return algorithms.Moment{At: at, Wall: s.now.Wall + at - s.now.At}
+}
+
+// begin charges the requests whose instant has come.
+func (s *state) begin() (charged bool) {
+	for len(s.book) > 0 && s.book[0].at <= s.now.At {
+		if b := s.book[0]; !b.free {
+			s.charge(b)
+			charged = true
+		}
+		s.book = s.book[1:]
+	}
+	return charged
+}
+
+// charge charges a request to all ledgers at its instant.
+func (s *state) charge(b booked) {
+	for i := range s.ledgers {
+		s.chargeTo(&s.ledgers[i].ledger, &s.ledgers[i], b)
+	}
+}
+
+func (s *state) chargeTo(l *algorithms.Ledger, c *counted, b booked) {
+	l.Charge(s.moment(b.at), algorithms.Request{Cost: b.cost.of(c.plan), Guard: b.guard, Held: c.holds()})
+}
+
+// total returns the ledger of a plan with the requests to come, and the moment of the last one.
+func (s *state) total(p *algorithms.Plan) (algorithms.Ledger, algorithms.Moment) {
+	c, last := s.own(p), s.now
+	l := c.ledger.Clone()
+	for _, b := range s.book {
+		s.chargeTo(&l, c, b)
+		last = s.moment(b.at)
+	}
+	return l, last
+}
+
+// earliest returns the first instant for a request behind all others, and behind an instant, and the tier that
+// decides. Processes that have waited longer for places come first.
+func (s *state) earliest(p *algorithms.Plan, process int, r store.Request, behind int64) (at int64, tier int) {
+	l, last := s.total(p)
+	last = s.moment(max(last.At, behind))
+	at, tier = l.Earliest(last, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves()})
+	if at >= algorithms.Latest || p.Exhausted(tier) || !holdsAny(p, r.Cost) {
+		return at, tier
+	}
+	own, waits := s.turn[process]
+	all, others := slices.Clone(r.Cost), false
+	for q, w := range s.turn {
+		if q != process && (!waits || w.since < own.since) {
+			others = true
+			for u, n := range w.wants.of(p) {
+				all[u] += n
+			}
+		}
+	}
+	if others {
+		if e, t := l.Earliest(last, algorithms.Request{Cost: all}); e >= algorithms.Latest {
+			return e, t
+		}
+	}
+	return at, tier
+}
+
+func holdsAny(p *algorithms.Plan, cost []int64) bool {
+	for u, n := range cost {
+		if n > 0 && p.Holds(u) {
+			return true
+		}
+	}
+	return false
+}
+
+// reserve adds a request at the instant that the store has told. It takes the place of one that was returned, or the
+// last one.
+func (s *state) reserve(b booked, expected int64) error {
+	open := s.pause.Until <= s.now.At && !s.pause.Probe
+	i := slices.IndexFunc(s.book, func(o booked) bool {
+		return open && o.free && o.at == b.at && b.guard <= o.guard && b.cost.fits(o.cost)
+	})
+	switch {
+	case i >= 0:
+		s.book[i] = b
+	case b.at != expected:
+		return fmt.Errorf("at %d, want %d", b.at, expected)
+	case b.at <= s.now.At:
+		s.charge(b)
+	default:
+		s.book = append(s.book, b)
+	}
+	return nil
+}
+
+// giveBack returns a reservation. If others are behind it, its time stays booked, for others to
+// take. It reports whether the time was still to come.
+func (s *state) giveBack(b booked) (toCome bool) {
+	i := slices.IndexFunc(s.book, func(o booked) bool {
+		return !o.free && o.process == b.process && o.at == b.at && o.guard == b.guard && o.cost.equal(b.cost)
+	})
+	if i >= 0 {
+		s.book[i].free = true
+		for n := len(s.book); n > 0 && s.book[n-1].free; n = len(s.book) {
+			s.book = s.book[:n-1]
+		}
+		return true
+	}
+	for i := range s.ledgers {
+		c := &s.ledgers[i]
+		c.ledger.Refund(s.now, b.at, b.guard, b.cost.of(c.plan), c.holds())
+	}
+	return false
+}
+
+// status returns the state of the tiers, with the requests to come.
+func (s *state) status(p *algorithms.Plan) []store.TierStatus {
+	own, tiers := s.own(p), []store.TierStatus(nil)
+	l, last := s.total(p)
+	later := l.Usage(last)
+	for i, u := range own.ledger.Usage(s.now) {
+		t := store.TierStatus{Used: u.Used, InFlight: u.InFlight, Others: u.Others, RetryAfter: s.now.Until(u.Next), ResetAfter: s.now.Until(u.Fresh)}
+		for _, b := range s.book {
+			n := b.cost[p.Tiers()[i].Unit]
+			t.Used += n
+			t.InFlight += n
+		}
+		if len(s.book) > 0 {
+			t.RetryAfter = max(t.RetryAfter, s.now.Until(max(last.At, later[i].Next)))
+			t.ResetAfter = max(t.ResetAfter, s.now.Until(later[i].Fresh))
+		}
+		t.Remaining = max(0, p.Tiers()[i].Capacity()-t.Used)
+		tiers = append(tiers, t)
+	}
+	return tiers
+}

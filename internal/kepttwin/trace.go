@@ -1,0 +1,470 @@
+// Package kepttwin compares stores of package kept, number for number, with ledgers of package algorithms that
+// are driven as the documentation of package store says.
+package kepttwin
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/timing"
+	"github.com/apithrottle/throttle/store"
+	"github.com/apithrottle/throttle/store/kept"
+)
+
+// A Config describes the traces of a test.
+type Config struct {
+	// Keeper keeps the values.
+	Keeper kept.Keeper
+	// Memory is the keeper, if it is one in virtual time. If nil, the keeper is a server in real time.
+	Memory *Memory
+	// Ahead is whether the quotas reserve ahead.
+	Ahead bool
+	// Window is the usual length of a window.
+	Window time.Duration
+	// Seed is the trace's number, and Steps its length.
+	Seed  uint64
+	Steps int
+	// Check is called with every value that is written. It may be nil.
+	Check func(value []byte)
+}
+
+// A Count is what happened in a trace.
+type Count struct {
+	Transactions, Admitted, Reserved, TakenOver, Refused, Changes, Forgotten int
+	// Torn reports that the trace ended early, because a call made several transactions.
+	Torn bool
+}
+
+// An open request is one that was admitted and has not ended.
+type open struct {
+	quota   store.Quota
+	plan    *algorithms.Plan
+	process int
+	store.Decision
+	cost []int64
+	// since is when it was admitted.
+	since time.Time
+	// stale reports that the keeper has forgotten the state that it was charged to.
+	stale bool
+}
+
+// A process is one of those that share the quota.
+type process struct {
+	quota store.Quota
+	plan  *algorithms.Plan
+	// replaces is the plan that it replaced last, or nil.
+	replaces *algorithms.Plan
+	// known is the last instant of the quota's clock that it knows.
+	known int64
+	// ended and pending are what it has to report: places and estimates that have ended, and other changes.
+	ended   []func(s *state)
+	pending []func(s *state)
+}
+
+// A trace is a random sequence of steps.
+type trace struct {
+	*planner
+	Config
+	t         testing.TB
+	ctx       context.Context
+	log       log
+	state     state
+	processes []*process
+	stores    []*kept.Store
+	opens     []open
+	count     Count
+	step      string
+	// before is the state before the last transaction, and must is whether that had to be written.
+	before state
+	must   bool
+	// moved reports that the clock was set, and stepped that it was set back.
+	moved, stepped bool
+	// paused reports that there was a pause.
+	paused bool
+}
+
+// Run plays a trace.
+func Run(t testing.TB, c Config) Count {
+	r := rand.New(rand.NewPCG(c.Seed, 1))
+	x := &trace{planner: newPlanner(r, c.Window), Config: c, t: t, ctx: context.Background()}
+	x.log.check = c.Check
+	x.state.waiters = make(map[int]waiter)
+	plan := x.plan()
+	for i := range 1 + r.IntN(2) {
+		o := kept.Options{Name: "twin", Ahead: c.Ahead, Lease: 1e6 * time.Hour, Timeout: 20 * time.Second}
+		if c.Memory != nil {
+			o.Wall = c.Memory.Wall
+		}
+		s := kept.New(&recorder{c.Keeper, i, &x.log}, o)
+		q, err := s.Open(fmt.Sprintf("twin %d", c.Seed), plan, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.stores = append(x.stores, s)
+		x.processes = append(x.processes, &process{quota: q, plan: plan})
+	}
+	for i := 0; i < c.Steps && !x.count.Torn && !t.Failed(); i++ {
+		x.step = fmt.Sprintf("seed %d, step %d", c.Seed, i)
+		x.one()
+	}
+	for i, s := range x.stores {
+		x.processes[i].quota.Close()
+		_ = s.Flush(x.ctx)
+	}
+	if x.Memory != nil { // goroutines end by themselves
+		x.Memory.close()
+		time.Sleep(time.Minute)
+	}
+	return x.count
+}
+
+func (x *trace) errorf(format string, args ...any) {
+	x.t.Helper()
+	var plans []string
+	for _, p := range x.processes {
+		plans = append(plans, fmt.Sprint(p.plan.Tiers(), p.plan.Guard()))
+	}
+	x.t.Errorf("%s, plans %v: %s", x.step, plans, fmt.Sprintf(format, args...))
+}
+
+// one makes a step.
+func (x *trace) one() {
+	x.quiet()
+	p := x.IntN(len(x.processes))
+	if i := slices.IndexFunc(x.opens, func(o open) bool { return o.Probe && time.Since(o.since) > 10*store.ProbeTime }); i >= 0 {
+		x.end(i)
+	}
+	switch n := x.IntN(100); {
+	case n < 25 || n < 45 && !x.Ahead:
+		x.tryAcquire(p)
+	case n < 45:
+		x.reserve(p)
+	case n < 68 && len(x.opens) > 0:
+		x.end(x.IntN(len(x.opens)))
+	case n < 78:
+		x.status(p)
+	case n < 81:
+		x.change(p)
+	case n < 84:
+		x.pause(p)
+	case n < 86:
+		x.resume(p)
+	case n < 88 && x.Memory != nil:
+		x.setClock(p)
+	case n < 89 && x.Memory != nil:
+		x.forget(p)
+	case n < 91:
+		x.leave(p)
+	default:
+		x.pass(time.Duration(x.Int64N(int64(x.window) >> x.IntN(8))))
+	}
+}
+
+// quiet waits for what the stores of a server do in the background, which may otherwise come within a call.
+func (x *trace) quiet() {
+	for _, s := range x.stores {
+		if x.Memory == nil {
+			_ = s.Flush(x.ctx)
+		}
+	}
+	x.settle()
+}
+
+// reported ends the trace if a transaction came while a process reported, because it may have missed a part.
+func (x *trace) reported() {
+	x.log.mu.Lock()
+	defer x.log.mu.Unlock()
+	x.count.Torn = x.count.Torn || x.Memory == nil && len(x.log.events) > 0
+}
+
+// settle passes the transactions between the calls to the reference.
+func (x *trace) settle() {
+	for _, e := range x.log.take() {
+		x.begin(e)
+		x.finish(e, false)
+	}
+}
+
+// begin begins the transaction of an event in the reference, with what its process has to report.
+func (x *trace) begin(e event) {
+	x.count.Transactions++
+	p, s := x.processes[e.process], &x.state
+	if e.forgot && len(s.ledgers) > 0 {
+		x.count.Forgotten++
+		*s = state{waiters: make(map[int]waiter)}
+		for i := range x.opens {
+			x.opens[i].stale = true
+		}
+	}
+	x.before = s.clone()
+	known := max(s.last, p.known)
+	if e.wall+s.offset < known {
+		s.offset = known - e.wall
+	}
+	s.now = algorithms.Moment{At: e.wall + s.offset, Wall: e.wall}
+	s.use(p.plan, p.replaces)
+	x.must = s.begin()
+	reports := slices.Concat(p.pending, p.ended)
+	p.ended, p.pending = nil, nil
+	for _, f := range reports {
+		f(s)
+	}
+}
+
+// finish ends the transaction. The state is written if something has changed.
+func (x *trace) finish(e event, changed bool) {
+	x.processes[e.process].known = x.state.now.At
+	switch {
+	case e.written:
+		x.state.own(x.processes[e.process].plan).ledger.Crossings(x.state.now)
+		x.state.last = x.state.now.At
+		for i := range x.state.ledgers { // which land what has landed by now
+			x.state.ledgers[i].ledger.Usage(x.state.now)
+		}
+	case changed || x.must:
+		x.errorf("the state was not written")
+	default:
+		x.state = x.before
+	}
+}
+
+// request returns a random request of a process.
+func (x *trace) request(p int) store.Request {
+	plan := x.processes[p].plan
+	r := store.Request{Cost: x.cost(plan), WaitSpec: &store.WaitSpec{MaxWait: time.Hour * 24 * 365}}
+	r.Held = plan.Concurrent() || plan.Estimates() || x.IntN(2) == 0
+	switch x.IntN(12) {
+	case 0:
+		r.DryRun = true
+	case 1, 2:
+		r.MaxWait = time.Duration(x.Int64N(int64(x.window))).Truncate(time.Microsecond)
+	case 3:
+		r.Headroom, r.YieldFor = x.Int64N(60), time.Hour*24*365
+	}
+	if x.guard > 0 && x.IntN(4) == 0 {
+		r.Guard = x.guard/2 + time.Duration(x.Int64N(int64(x.guard))).Truncate(time.Microsecond)
+	}
+	if x.Memory == nil {
+		r.Hold = x.window / 3
+	}
+	return r
+}
+
+// odd makes the instants of the steps differ from those of the store's timers.
+const odd = 371 * time.Microsecond
+
+// pass lets time pass, before or after the processes have reported.
+func (x *trace) pass(d time.Duration) {
+	if x.Memory == nil {
+		d = min(d, 10*time.Millisecond)
+	}
+	time.Sleep(d.Truncate(time.Millisecond) + odd)
+	x.settle()
+}
+
+// setClock sets the clock of the keeper.
+func (x *trace) setClock(p int) {
+	if x.status(p); x.state.pause.Probing { // its process extends the wait by its own clock
+		return
+	}
+	by := time.Duration(x.Int64N(2*int64(x.window))) - x.window
+	if x.IntN(4) == 0 {
+		by *= 100
+	}
+	if x.count.Forgotten > 0 { // pauses that are over would not be over any more
+		by = max(by, -by)
+	}
+	x.moved, x.stepped = true, x.stepped || by < 0
+	x.Memory.Step(by.Truncate(time.Microsecond))
+}
+
+// forget makes the keeper forget the value with the next transaction, if it may.
+func (x *trace) forget(p int) {
+	if x.stepped {
+		return
+	}
+	x.pass(x.window)
+	x.Memory.Forget(true)
+	x.status(p)
+	x.Memory.Forget(false)
+}
+
+func (x *trace) status(p int) {
+	var got store.Status
+	var err error
+	x.call(p, false, func() error { got, err = x.processes[p].quota.Status(x.ctx); return err }, func(s *state) { x.compare(s, p, got, err) })
+}
+
+// call makes a call with a transaction, and compares its result within the reference's.
+func (x *trace) call(p int, changed bool, call func() error, compare func(s *state)) {
+	x.settle()
+	err := call()
+	events := x.log.take()
+	if len(events) != 1 {
+		if x.Memory != nil {
+			x.errorf("%d transactions, error %v", len(events), err)
+		}
+		x.count.Torn = true
+		return
+	}
+	x.begin(events[0])
+	x.state.turn = maps.Clone(x.state.waiters)
+	compare(&x.state)
+	x.finish(events[0], changed)
+}
+
+func (x *trace) compare(s *state, p int, got store.Status, err error) {
+	if err != nil {
+		x.errorf("status: %v", err)
+		return
+	}
+	closed, paused := s.pause.Status(s.now)
+	if got.Closed != closed || !s.pause.Probing && got.Paused != paused || got.At != s.now.At {
+		x.errorf("closed %v, paused %v at %d; want %v, %v, %d", got.Closed, got.Paused, got.At, closed, paused, s.now.At)
+	}
+	for i, want := range s.status(x.processes[p].plan) {
+		g := got.Tiers[i]
+		if g = (store.TierStatus{Used: g.Used, InFlight: g.InFlight, Others: g.Others, Remaining: g.Remaining, RetryAfter: g.RetryAfter, ResetAfter: g.ResetAfter}); g != want {
+			type plain store.TierStatus
+			x.errorf("tier %d is\n%+v, want\n%+v", i, plain(g), plain(want))
+		}
+	}
+}
+
+// change replaces the plan of a process.
+func (x *trace) change(p int) {
+	q := x.processes[p]
+	x.settle()
+	old, plan := q.plan, x.plan()
+	if err := q.quota.(store.Lifecycle).Change(x.ctx, plan); err != nil {
+		x.errorf("change: %v", err)
+	}
+	events := x.log.take()
+	if len(events) != 2 {
+		x.count.Torn = true
+		return
+	}
+	x.begin(events[0])
+	x.finish(events[0], false)
+	x.state.now = algorithms.Moment{At: events[1].wall + x.state.offset, Wall: events[1].wall}
+	x.before = x.state.clone()
+	x.state.begin()
+	q.plan, q.replaces = plan, old
+	x.state.use(plan, old)
+	x.finish(events[1], true)
+	q.quota, _ = q.quota.(store.Lifecycle).Successor()
+	x.count.Changes++
+}
+
+func (x *trace) pause(p int) {
+	w := store.Pause{For: time.Duration(x.Int64N(int64(x.window))).Truncate(time.Microsecond), Close: x.IntN(4) == 0, Probe: x.IntN(3) == 0}
+	if x.Memory == nil {
+		if w.For, w.Probe = w.For/100, false; x.paused {
+			return
+		}
+	}
+	x.paused = true
+	var got store.Paused
+	x.call(p, false, func() error { got, _ = x.processes[p].quota.Pause(x.ctx, w); return nil }, func(s *state) {
+		want := store.Paused{Applied: s.pause.Apply(w, s.now), Epoch: s.pause.Epoch}
+		if want.Applied {
+			want.For = max(0, s.now.Until(s.pause.Until))
+			x.must = true
+		}
+		if x.Ahead && x.count.Forgotten > 0 { // a process may know of earlier ones
+			s.pause.Epoch, want.Epoch = got.Epoch, got.Epoch
+		}
+		if got != want {
+			x.errorf("pause %+v: %+v, want %+v", w, got, want)
+		}
+	})
+}
+
+func (x *trace) resume(p int) {
+	x.call(p, true, func() error { return x.processes[p].quota.Resume(x.ctx) }, func(s *state) {
+		s.pause.Until, s.pause.Banned, s.pause.Probe, s.pause.Probing = 0, 0, false, false
+	})
+}
+
+// leave gives up the place of a process that waits.
+func (x *trace) leave(p int) {
+	q, ok := x.processes[p].quota.(store.Reserver)
+	if !ok {
+		return
+	}
+	q.Leave()
+	x.processes[p].pending = append(x.processes[p].pending, func(s *state) {
+		if _, waits := s.waiters[p]; waits {
+			delete(s.waiters, p)
+			x.must = true
+		}
+	})
+	x.reported()
+}
+
+func (x *trace) tryAcquire(p int) {
+	q, r := x.processes[p], x.request(p)
+	var got store.Decision
+	var err error
+	x.call(p, false, func() error { got, err = q.quota.TryAcquire(x.ctx, r); return err }, func(s *state) {
+		if err != nil {
+			x.errorf("%v", err)
+			return
+		}
+		if r.MaxWait = 0; x.Ahead {
+			x.decide(s, p, r, got, 0)
+		} else {
+			x.take(s, p, r, got)
+		}
+	})
+}
+
+func (x *trace) reserve(p int) {
+	q := x.processes[p]
+	like, requests := x.request(p), []store.Request(nil)
+	for range 1 + x.IntN(20) {
+		if requests = append(requests, like); x.IntN(4) == 0 {
+			like = x.request(p)
+		}
+	}
+	type answer struct {
+		got []store.Decision
+		err error
+	}
+	done := make(chan answer, 1)
+	var a answer
+	x.call(p, false, func() error {
+		q.quota.(store.Reserver).Reserve(nil, requests, func(got []store.Decision, err error) { done <- answer{got, err} })
+		a = <-done
+		return a.err
+	}, func(s *state) {
+		if a.err != nil || len(a.got) == 0 {
+			x.errorf("%d decisions, error %v", len(a.got), a.err)
+		}
+		for i, d := range a.got {
+			x.decide(s, p, requests[i], d, 0)
+		}
+	})
+}
+
+// refundable reports whether a reservation is refunded that is returned now.
+func refundable(d store.Decision, unused bool) bool {
+	return timing.RefundableUntil(d.Reservation, unused).After(time.Now())
+}
+
+// Add adds what happened in another trace.
+func (c *Count) Add(o Count) {
+	c.Transactions += o.Transactions
+	c.Admitted += o.Admitted
+	c.Reserved += o.Reserved
+	c.TakenOver += o.TakenOver
+	c.Refused += o.Refused
+	c.Changes += o.Changes
+	c.Forgotten += o.Forgotten
+}
