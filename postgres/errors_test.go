@@ -111,7 +111,7 @@ func TestPasswordsStayOutOfErrors(t *testing.T) {
 	db := pgtest.Shared(t)
 	proxy := pgtest.NewProxy(t, db)
 	var logged bytes.Buffer
-	o := Options{Timeout: 300 * time.Millisecond, Log: slog.New(slog.NewTextHandler(&logged, nil))}
+	o := Options{Timeout: time.Second, Log: slog.New(slog.NewTextHandler(&logged, nil))}
 	errs := func(address string) (errs []error) {
 		k := open(t, address, o)
 		errs = append(errs, k.Update(t.Context(), names("a"), put("x")), Migrate(t.Context(), k.pool, o))

@@ -39,10 +39,15 @@ func TestFaults(t *testing.T) {
 		{"failover", failover},
 		{"PgBouncer restarts", bouncerRestarts},
 		{"table dropped", tableDropped},
-		{"rows gone", rowsGone},
+		{"rows truncated", func(t *testing.T) { rowsGone(t, "TRUNCATE throttle_quota") }},
+		{"rows deleted", func(t *testing.T) { rowsGone(t, "DELETE FROM throttle_quota") }},
 		{"older state", olderState},
 		{"disk full", diskFull},
-		{"settings of the role", settingsOfTheRole},
+		{"statement_timeout", func(t *testing.T) { ownSetting(t, "statement_timeout = '20ms'") }},
+		{"lock_timeout", func(t *testing.T) { ownSetting(t, "lock_timeout = '1ms'") }},
+		{"idle in transaction", func(t *testing.T) { ownSetting(t, "idle_in_transaction_session_timeout = '1ms'") }},
+		{"idle session", func(t *testing.T) { ownSetting(t, "idle_session_timeout = '20ms'") }},
+		{"serializable", func(t *testing.T) { ownSetting(t, "default_transaction_isolation = 'serializable'") }},
 		{"read only", readOnlyForAWhile},
 		{"pool shared", poolShared},
 		{"no connection free", noConnectionFree},
@@ -191,20 +196,15 @@ func tableDropped(t *testing.T) {
 	f.finish("DROP TABLE, Migrate", over, lossy)
 }
 
-func rowsGone(t *testing.T) {
-	for _, sql := range []string{"TRUNCATE throttle_quota", "DELETE FROM throttle_quota"} {
-		t.Run(sql, func(t *testing.T) {
-			t.Parallel()
-			db := pgtest.Shared(t)
-			f := startFleet(t, db, crew{url: to(db.URL())})
-			db.Exec(sql)
-			over := time.Now()
-			f.checkLost()
-			f.finish(sql, over, lossy)
-			if n := f.lost.Load(); n != 3 {
-				t.Errorf("got %d calls of OnLost, want 3, one for each process", n)
-			}
-		})
+func rowsGone(t *testing.T, sql string) {
+	db := pgtest.Shared(t)
+	f := startFleet(t, db, crew{url: to(db.URL())})
+	db.Exec(sql)
+	over := time.Now()
+	f.checkLost()
+	f.finish(sql, over, lossy)
+	if n := f.lost.Load(); n != 3 {
+		t.Errorf("got %d calls of OnLost, want 3, one for each process", n)
 	}
 }
 
@@ -247,20 +247,13 @@ func endSessions(admin *pgtest.Database) {
 	admin.Exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'fleet' AND datname = current_database()")
 }
 
-func settingsOfTheRole(t *testing.T) {
-	for _, setting := range []string{
-		"statement_timeout = '20ms'", "lock_timeout = '1ms'", "idle_in_transaction_session_timeout = '1ms'",
-		"default_transaction_isolation = 'serializable'", "idle_session_timeout = '20ms'",
-	} {
-		t.Run(setting, func(t *testing.T) {
-			t.Parallel()
-			db := pgtest.Shared(t)
-			name, address := role(t, db, "secret")
-			f := startFleet(t, db, crew{url: to(address)})
-			set(db, name, "SET "+setting)
-			f.finish(setting, time.Now(), 0)
-		})
-	}
+// ownSetting gives the role a setting, which each transaction has for itself.
+func ownSetting(t *testing.T, setting string) {
+	db := pgtest.Shared(t)
+	name, address := role(t, db, "secret")
+	f := startFleet(t, db, crew{url: to(address)})
+	set(db, name, "SET "+setting)
+	f.finish(setting, time.Now(), 0)
 }
 
 func readOnlyForAWhile(t *testing.T) {

@@ -114,7 +114,7 @@ func TestListenEndsWithItsServer(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
 	proxy := pgtest.NewProxy(t, &s.Database)
-	k := migrated(t, proxy.URL(), Options{Timeout: 300 * time.Millisecond})
+	k := migrated(t, proxy.URL(), Options{Timeout: time.Second})
 	for what, end := range map[string]func(){
 		"server ends":     func() { s.Restart() },
 		"connection ends": func() { proxy.Cut() },

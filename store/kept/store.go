@@ -347,21 +347,16 @@ func (x *transaction) keep() {
 	}
 }
 
-// takeTurns waits for the turns of quotas with a lease: a process makes one transaction of such a quota at a time, and
-// knows its result before the next one.
+// takeTurns waits for the turns of quotas: a process makes one transaction of a quota at a time, and knows its result
+// before the next one. Otherwise two would report the same.
 func (s *Store) takeTurns(ctx context.Context, order []*quota) (leave func(), err error) {
 	taken := 0
 	leave = func() {
 		for _, q := range order[:taken] {
-			if q.lease != nil {
-				<-q.turn
-			}
+			<-q.turn
 		}
 	}
 	for ; taken < len(order); taken++ {
-		if order[taken].lease == nil {
-			continue
-		}
 		select {
 		case order[taken].turn <- struct{}{}:
 		case <-ctx.Done():
