@@ -109,12 +109,15 @@ func (e *entry) expect(of span) {
 	e.due = append(slices.DeleteFunc(e.due, func(d span) bool { return d.last.Before(now) }), of)
 }
 
+// wantsNews reports whether callers wait, or a pause is in force.
+func (e *entry) wantsNews() bool { return e.isWatched() || e.pausedFor() > 0 }
+
 // review drops the quotas that want no news any more. It returns those that must look.
 func (n *news) review() (look []*quota, any bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for name, q := range n.wanted {
-		if !q.isWatched() && q.pausedFor() <= 0 {
+		if !q.wantsNews() {
 			delete(n.wanted, name)
 		}
 	}
@@ -169,7 +172,7 @@ func (n *news) tell(ctx context.Context, name []byte) {
 	n.listens = true
 	var look []*quota
 	for of, q := range n.wanted {
-		if name == nil || of == string(name) {
+		if (name == nil || of == string(name)) && q.wantsNews() {
 			look = append(look, q)
 		}
 	}
