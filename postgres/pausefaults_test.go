@@ -168,7 +168,7 @@ func TestPolicyThatCannotBeKept(t *testing.T) {
 	db := pgtest.Shared(t)
 	migrated(t, db.URL(), Options{})
 	p := throttle.Policy{Name: "fleet"}
-	for i := range 40 {
+	for i := range 100 {
 		p.Tiers = append(p.Tiers, throttle.Tier{Limit: mostStamps, Window: time.Hour + time.Duration(i)*time.Second, Algorithm: throttle.SlidingLog})
 	}
 	l := process(t, db, p, Options{Timeout: patient})
