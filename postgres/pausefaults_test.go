@@ -168,7 +168,7 @@ func TestPolicyThatCannotBeKept(t *testing.T) {
 	db := pgtest.Shared(t)
 	migrated(t, db.URL(), Options{})
 	p := throttle.Policy{Name: "fleet"}
-	for i := range 40 {
+	for i := range 100 {
 		p.Tiers = append(p.Tiers, throttle.Tier{Limit: mostStamps, Window: time.Hour + time.Duration(i)*time.Second, Algorithm: throttle.SlidingLog})
 	}
 	l := process(t, db, p, Options{Timeout: patient})
@@ -176,8 +176,7 @@ func TestPolicyThatCannotBeKept(t *testing.T) {
 	for i := 0; err == nil && i < mostStamps; i++ {
 		err = l.Wait(t.Context())
 	}
-	wantError(t, err, "16384", false)
-	wantError(t, err, "40 tiers", false)
+	wantError(t, err, "16384 at most", false)
 }
 
 func TestNamesOfPoliciesAreData(t *testing.T) {
