@@ -315,7 +315,8 @@ func TestPgBouncerThatPoolsTransactions(t *testing.T) {
 func TestSweepDeletesExpiredRows(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Shared(t)
-	k := migrated(t, db.URL(), Options{})
+	// The server would end the transaction below after half of the Timeout.
+	k := migrated(t, db.URL(), Options{Timeout: patient})
 	mustPut(t, k, "alive", "x")
 	db.Exec(`INSERT INTO throttle_quota VALUES ('recent', 'x', now() + interval '1 s')`)
 	db.Exec(`INSERT INTO throttle_quota SELECT ('old' || i)::bytea, 'x', now() - interval '61 s' FROM generate_series(1, 200) i`)
