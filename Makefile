@@ -79,13 +79,15 @@ valkey:
 		go test -vet=off -count=1 -run '^TestServer' ./distributed
 
 # modules tests the other modules, one after the other. Their tests wait much, so many run side by side,
-# except those of bench, which compute, and those of postgres, which have the race detector, and many
-# servers. "make modules MODULES=sdktest" tests one. THROTTLE_REQUIRE_POSTGRES=1 makes the tests fail
-# where there is no PostgreSQL server and none can be installed.
+# except those of bench, which compute, and those of postgres, which have many servers. The latter run
+# once more with the race detector, without those that measure. "make modules MODULES=sdktest" tests one.
+# THROTTLE_REQUIRE_POSTGRES=1 makes the tests fail where there is no PostgreSQL server and none can be
+# installed.
 modules: redis postgres
 	$(call skips,for module in $(MODULES); do \
-		many=16 race=; case $$module in (bench) many=2;; (postgres) many=4 race="$(RACE)";; esac; \
-		echo "$$module"; (cd $$module && go test -vet=off $$race -parallel $$many ./...) || exit 1; \
+		many=16; case $$module in (bench) many=2;; (postgres) many=6;; esac; \
+		echo "$$module"; (cd $$module && go test -vet=off -parallel $$many ./...) || exit 1; \
+		[ $$module != postgres ] || (cd $$module && go test -vet=off -short $(RACE) -parallel $$many .) || exit 1; \
 	done)
 
 # test32 runs the tests of "make test" where int has 32 bits.
