@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // tokens returns a policy whose tokens are estimated.
@@ -173,6 +174,7 @@ func mostAmount(all []sent, window time.Duration) (most int64) {
 // Releases of which some estimate a unit, or have places, never admit more than one and a half times the limit in a
 // window, and at last nothing is in flight, also if policies change with requests open.
 func TestReleasesHoldOtherUnits(t *testing.T) {
+	soak.Long(t, "TestSettledOnce has the sums of one release")
 	count := throttle.Tier{Limit: 10, Window: sec, Unit: "tokens", Algorithm: throttle.SlidingLog}
 	estimated := count
 	estimated.Estimated = true

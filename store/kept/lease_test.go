@@ -15,6 +15,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/keptmem"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/store/kept"
 )
 
@@ -148,7 +149,7 @@ func (s *stormOfPlaces) fault(r *rand.Rand, all []*process) {
 // However calls end, and whatever happens to the server, no more places are open than there are. Afterwards all
 // are free.
 func TestPlacesAreBounded(t *testing.T) {
-	for seed := range uint64(25) {
+	for seed := range uint64(soak.Times(25)) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &stormOfPlaces{fleet: *newFleet(t), T: t, limit: 4}
 			s.policy = places(s.limit, throttle.Tier{Limit: int64(1 + seed%4), Window: sec, Algorithm: throttle.TokenBucket, Burst: 6})
@@ -446,6 +447,7 @@ func TestPlacesAreShared(t *testing.T) {
 
 // Many processes that wait for one place ask the server a bounded number of times, and not at all at rest.
 func TestWaitingIsCheap(t *testing.T) {
+	soak.Long(t, "needs 200 processes")
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
 		held := f.start(t, places(1), ms).take(t)
@@ -482,6 +484,7 @@ func TestWaitingIsCheap(t *testing.T) {
 
 // A value keeps 400 processes. One too many gets an error that says so, and the others go on.
 func TestManyHolders(t *testing.T) {
+	soak.Long(t, "needs many processes")
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
 		p := places(10_000, throttle.PerSecond(1000), throttle.PerHour(1_000_000))

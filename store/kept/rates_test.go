@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // totals returns how many requests were sent, by process and in all.
@@ -39,6 +40,7 @@ func TestUtilization(t *testing.T) {
 		{Limit: 100_000, Algorithm: throttle.Calendar, Period: throttle.Day},
 	} {
 		t.Run(tier.String(), func(t *testing.T) {
+			soak.Sample(t, 3)
 			policy := throttle.Policy{Name: "used", Tiers: []throttle.Tier{tier}}
 			if tier.Algorithm == throttle.Calendar {
 				policy.Tiers = append(policy.Tiers, throttle.PerSecond(20))
@@ -59,6 +61,7 @@ func TestUtilization(t *testing.T) {
 
 // A process makes one transaction for many callers.
 func TestTransactionsPerSecond(t *testing.T) {
+	soak.Long(t, "TestBusyFleetNeedsFewTransactions counts them, too")
 	const length = 10
 	for _, test := range []struct{ processes, callers, most int }{{1, 64, 60}, {16, 4, 550}} {
 		synctest.Test(t, func(t *testing.T) {

@@ -229,6 +229,7 @@ func TestValuesOfOthers(t *testing.T) {
 
 // After the server's clock has stepped forward, at most one capacity more is admitted, besides what was reserved.
 func TestClockStepsForward(t *testing.T) {
+	soak.Long(t, "TestBound steps the clock, too")
 	for _, tier := range []algorithms.Tier{
 		{Limit: 10, Window: time.Minute}, {Limit: 10, Window: time.Minute, Algorithm: throttle.SlidingWindow},
 		{Limit: 10, Window: time.Minute, Burst: 5, Algorithm: throttle.TokenBucket}, {Limit: 10, Window: time.Minute, Algorithm: throttle.AnchoredWindow},

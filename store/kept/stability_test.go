@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/store/kept"
 )
@@ -49,6 +50,7 @@ func TestFullRateAfterOutage(t *testing.T) {
 		{"forgets", 50, 20, func(f *fleet) { f.server.Drop() }, func(f *fleet) {}, time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			soak.Sample(t, 3)
 			synctest.Test(t, func(t *testing.T) {
 				f := newFleet(t, farAndNear[:2]...)
 				all := f.limiters(t, throttle.Policy{Name: "rate", Tiers: []throttle.Tier{throttle.PerSecond(test.limit)}})
@@ -75,6 +77,7 @@ func TestFullRateAfterOutage(t *testing.T) {
 
 // A server that is late is asked less, and serves all the same.
 func TestLateServer(t *testing.T) {
+	soak.Long(t, "TestFullRateAfterOutage has a late server, too")
 	for _, way := range []time.Duration{75 * time.Millisecond, 225 * time.Millisecond} {
 		for _, tier := range []throttle.Tier{throttle.PerSecond(5), throttle.PerSecond(1000), {Limit: 50, Window: 10 * time.Second}, {Limit: 5, Window: time.Second, Burst: 5, Algorithm: throttle.TokenBucket}} {
 			synctest.Test(t, func(t *testing.T) {
