@@ -122,9 +122,9 @@ func (x *trace) begun(p int, r store.Request, got store.Decision) {
 	}
 }
 
-// await records that a process waits for places, if it does not yet.
+// await records that a process waits for places, and that it has asked.
 func (x *trace) await(s *state, p int, r store.Request) {
-	if _, waits := s.waiters[p]; waits || r.DryRun || r.MaxWait == 0 || !holdsAny(x.processes[p].plan, r.Cost) {
+	if x.processes[p].unwatch == nil || r.DryRun || r.MaxWait == 0 || !holdsAny(x.processes[p].plan, r.Cost) {
 		return
 	}
 	wants := amountOf(x.processes[p].plan, r.Cost)
@@ -133,8 +133,12 @@ func (x *trace) await(s *state, p int, r store.Request) {
 			delete(wants, unit)
 		}
 	}
-	s.waiters[p] = waiter{s.now.At, wants}
-	x.must = true
+	w, waits := s.waiters[p]
+	x.must = x.must || !waits || w.missed > 0 || !w.wants.equal(wants)
+	if !waits {
+		w.since = s.now.At
+	}
+	s.waiters[p] = waiter{since: w.since, wants: wants}
 }
 
 // holder returns the process that holds something of a request.

@@ -12,7 +12,7 @@ import (
 // An event is a transaction that a keeper has committed.
 type event struct {
 	process int
-	wall    int64
+	view    kept.View
 	// written reports that the value was written, and forgot that the keeper had forgotten it before.
 	written, forgot bool
 	// ended is when the transaction ended.
@@ -38,7 +38,7 @@ func (r *recorder) Update(ctx context.Context, names [][]byte, change func(kept.
 	e := event{process: r.process}
 	err := r.Keeper.Update(ctx, names, func(v kept.View) ([]kept.Write, error) {
 		writes, err := change(v)
-		e.wall, e.forgot = v.Wall, v.Values[0] == nil
+		e.view, e.forgot = v, v.Values[0] == nil
 		if e.written = err == nil && writes[0].Value != nil; e.written && r.log.check != nil {
 			r.log.check(writes[0].Value)
 		}
@@ -51,6 +51,13 @@ func (r *recorder) Update(ctx context.Context, names [][]byte, change func(kept.
 		r.log.events = append(r.log.events, e)
 	}
 	return err
+}
+
+// Listen implements kept.Listener. It has no news, so that the stores make no transactions to look for some.
+func (r *recorder) Listen(ctx context.Context, changed func(name []byte)) error {
+	changed([]byte{})
+	<-ctx.Done()
+	return ctx.Err()
 }
 
 // take returns the transactions since the last call.

@@ -67,7 +67,12 @@ const nobody = -1
 type waiter struct {
 	since int64
 	wants amount
+	// missed is since when places have been kept for it, which it has not asked for. If zero, none are.
+	missed int64
 }
+
+// mostMissed is how long places are kept for a process that does not ask.
+const mostMissed = int64(2 * time.Second / time.Microsecond)
 
 // A state is what a store keeps, as the documentation of packages store and algorithms has it: the ledgers of all
 // plans in use, to which requests are charged at their instants, in their order.
@@ -80,8 +85,6 @@ type state struct {
 	pause        pause.State
 	exact        int64
 	waiters      map[int]waiter
-	// turn are the waiters at the beginning of the call that is decided.
-	turn map[int]waiter
 }
 
 func (s *state) clone() state {
@@ -196,22 +199,39 @@ func (s *state) earliest(p *algorithms.Plan, process int, r store.Request, behin
 	if at >= algorithms.Latest || p.Exhausted(tier) || !holdsAny(p, r.Cost) {
 		return at, tier
 	}
-	own, waits := s.turn[process]
-	all, others := slices.Clone(r.Cost), false
-	for q, w := range s.turn {
-		if q != process && (!waits || w.since < own.since) {
-			others = true
-			for u, n := range w.wants.of(p) {
-				all[u] += n
-			}
+	before := s.before(process)
+	all := slices.Clone(r.Cost)
+	for _, q := range before {
+		for u, n := range s.waiters[q].wants.of(p) {
+			all[u] += n
 		}
 	}
-	if others {
-		if e, t := l.Earliest(last, algorithms.Request{Cost: all}); e >= algorithms.Latest {
-			return e, t
-		}
+	if e, t := l.Earliest(last, algorithms.Request{Cost: all}); len(before) > 0 && e >= algorithms.Latest {
+		s.miss(before)
+		return e, t
 	}
 	return at, tier
+}
+
+// before returns the processes that have waited longer for places than another one, and ask now and then.
+func (s *state) before(process int) (before []int) {
+	own, waits := s.waiters[process]
+	for q, w := range s.waiters {
+		if q != process && (!waits || w.since < own.since) && (w.missed == 0 || w.missed > s.now.At-mostMissed) {
+			before = append(before, q)
+		}
+	}
+	return before
+}
+
+// miss records that places are kept for processes.
+func (s *state) miss(processes []int) {
+	for _, q := range processes {
+		if w := s.waiters[q]; w.missed == 0 {
+			w.missed = s.now.At
+			s.waiters[q] = w
+		}
+	}
 }
 
 func holdsAny(p *algorithms.Plan, cost []int64) bool {

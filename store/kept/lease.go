@@ -77,26 +77,48 @@ func (l *lease) rebase(p *algorithms.Plan, now int64) {
 	l.held, l.plan, l.since = p.TranslateHeld(old, l.held), p, since
 }
 
-// add adds an admitted request of the plan, which begins at an instant.
-func (l *lease) add(state, at int64, cost []int64, owned bool) {
+// add adds an admitted request of the plan, at an instant of the quota's clock.
+func (l *lease) add(b begins, now int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	held := l.plan.TranslateHeld(l.plan, cost)
-	l.ahead = append(l.ahead, begins{at: at, cost: cost, held: held, state: state, owned: owned})
-	for u, n := range held {
+	b.held = l.plan.TranslateHeld(l.plan, b.cost)
+	for u, n := range b.held {
 		l.held[u] += n
+	}
+	if b.at > now {
+		l.ahead = append(l.ahead, b)
 	}
 }
 
-// find returns what a request of another plan, for an instant, holds, and its index among those that have not begun, or
-// -1. It needs mu.
-func (l *lease) find(p *algorithms.Plan, at int64, cost []int64) (held []int64, ahead int) {
-	ahead = slices.IndexFunc(l.ahead, func(b begins) bool { return b.at == at && slices.Equal(b.cost, cost) })
-	if ahead >= 0 {
-		return l.ahead[ahead].held, ahead
+// take returns what a request of another plan, for an instant, still holds of the units that are ending, and takes it off
+// what those hold that have not begun. Requests that are alike are as good as each other. It needs mu.
+func (l *lease) take(p *algorithms.Plan, at int64, cost []int64, ending func(u int) bool) (held []int64) {
+	held = l.stillHeld(p, at, cost)
+	for u := range held {
+		if !ending(u) {
+			held[u] = 0
+		}
 	}
-	return l.stillHeld(p, at, cost), ahead
+	if l.find(at, cost) < 0 {
+		return held
+	}
+	for u := range held {
+		if held[u] = 0; !ending(u) {
+			continue
+		}
+		if i := slices.IndexFunc(l.ahead, func(b begins) bool { return b.isLike(at, cost) && b.held[u] > 0 }); i >= 0 {
+			held[u], l.ahead[i].held[u] = l.ahead[i].held[u], 0
+		}
+	}
+	return held
 }
+
+// find returns the index of a request among those that have not begun, or -1. It needs mu.
+func (l *lease) find(at int64, cost []int64) int {
+	return slices.IndexFunc(l.ahead, func(b begins) bool { return b.isLike(at, cost) })
+}
+
+func (b *begins) isLike(at int64, cost []int64) bool { return b.at == at && slices.Equal(b.cost, cost) }
 
 // stillHeld returns the part of an amount, of a request of another plan for an instant, that is held under the plan. It needs mu.
 func (l *lease) stillHeld(p *algorithms.Plan, at int64, cost []int64) []int64 {
@@ -114,7 +136,7 @@ func (l *lease) stillHeld(p *algorithms.Plan, at int64, cost []int64) []int64 {
 func (l *lease) end(p *algorithms.Plan, at int64, cost, actual []int64, settled bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	held, _ := l.find(p, at, cost)
+	held := l.take(p, at, cost, func(u int) bool { return l.plan.Estimated(u) == settled })
 	if actual != nil {
 		actual = l.stillHeld(p, at, actual)
 	}
@@ -124,7 +146,6 @@ func (l *lease) end(p *algorithms.Plan, at int64, cost, actual []int64, settled 
 		}
 		l.held[u] -= n
 		l.changes++
-		held[u] = 0 // of those that have not begun, too, if the quota's clock was set back
 		if actual != nil {
 			l.settled[u] += actual[u]
 		}
@@ -136,12 +157,11 @@ func (l *lease) end(p *algorithms.Plan, at int64, cost, actual []int64, settled 
 func (l *lease) giveBack(p *algorithms.Plan, at int64, cost []int64) (isFree bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	held, ahead := l.find(p, at, cost)
-	for u, n := range held {
+	for u, n := range l.take(p, at, cost, func(int) bool { return true }) {
 		l.held[u] -= n
 		l.changes += n
 	}
-	if ahead >= 0 {
+	if ahead := l.find(at, cost); ahead >= 0 {
 		if isFree = !l.ahead[ahead].owned; !isFree {
 			l.changes++
 		}

@@ -142,7 +142,7 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (d store.Decisi
 	x.requests = 1
 	x.granted = func() {
 		if d.Verdict == store.Admitted && q.lease != nil {
-			q.lease.add(x.parts[0].birth, x.parts[0].now.At, r.Cost, true)
+			q.lease.add(begins{cost: r.Cost}, x.parts[0].now.At)
 		}
 	}
 	if err := q.limit(ctx, x); err != nil {

@@ -217,7 +217,7 @@ func (t *trip) admitted(r store.Request, res *result) store.Decision {
 		charged := slices.ContainsFunc(own.Cost, func(n int64) bool { return n > 0 })
 		if charged {
 			owned := p.hasOwner(p.spread(own.Cost), own.At)
-			q.lease.add(own.State, own.At, own.Cost, owned)
+			q.lease.add(begins{at: own.At, cost: own.Cost, state: own.State, owned: owned}, p.now.At)
 			if owned {
 				q.lease.lastsUntil(own.Start)
 			}
