@@ -99,7 +99,7 @@ func (x *trace) decide(s *state, p int, r store.Request, got store.Decision, beh
 		may[0] = store.Late
 	case opens > s.now.At+250_000:
 		may[0] = store.Later
-	case r.YieldFor > 0 && at > s.now.At:
+	case at > s.now.At && (r.YieldFor > 0 || q.reserved[at]): // or it has its share of that instant
 		may = append(may, store.Later)
 	}
 	if !slices.Contains(may, got.Verdict) {
@@ -151,7 +151,7 @@ func holder(p *algorithms.Plan, process int, cost []int64) int {
 
 func (x *trace) admit(s *state, p int, r store.Request, got store.Decision, expected int64) {
 	q := x.processes[p]
-	b := booked{at: got.At, guard: got.Reservation.Guard.Microseconds(), cost: amountOf(q.plan, r.Cost), process: holder(q.plan, p, r.Cost)}
+	b := booked{at: got.At, guard: got.Reservation.Guard.Microseconds(), cost: amountOf(q.plan, r.Cost), process: holder(q.plan, p, r.Cost), reservation: got.Reservation}
 	s.forgetUnits()
 	n := len(s.book)
 	if err := s.reserve(b, expected); err != nil {
@@ -160,6 +160,7 @@ func (x *trace) admit(s *state, p int, r store.Request, got store.Decision, expe
 	}
 	x.count.Admitted++
 	if x.must = true; b.at > s.now.At {
+		q.reserved[b.at] = true
 		if x.count.Reserved++; len(s.book) == n {
 			x.count.TakenOver++
 		}
@@ -295,7 +296,7 @@ func (x *trace) cancel(o open) {
 	returned := false
 	x.endHeld(o, &returned)
 	x.endProbe(o, false)
-	if b := (booked{at: o.At, guard: o.Reservation.Guard.Microseconds(), process: holder(o.plan, o.process, o.cost)}); refundable(o.Decision, unused) && !o.stale {
+	if b := (booked{at: o.At, guard: o.Reservation.Guard.Microseconds(), process: holder(o.plan, o.process, o.cost), reservation: o.Reservation}); refundable(o.Decision, unused) && !o.stale {
 		x.later(o, func(s *state) {
 			cost := x.processes[o.process].plan.Translate(o.plan, o.cost)
 			b.cost = amountOf(x.processes[o.process].plan, cost)

@@ -29,6 +29,8 @@ type recorder struct {
 // A log contains the transactions of a trace, and the values that they wrote.
 type log struct {
 	check func(value []byte)
+	// over is closed at the end of the trace.
+	over chan struct{}
 
 	mu     sync.Mutex // guards all below
 	events []event
@@ -53,10 +55,18 @@ func (r *recorder) Update(ctx context.Context, names [][]byte, change func(kept.
 	return err
 }
 
-// Listen implements kept.Listener. It has no news, so that the stores make no transactions to look for some.
+// Listen implements kept.Listener. It has no news, so that the stores make no transactions to look for some. It ends with
+// the trace.
 func (r *recorder) Listen(ctx context.Context, changed func(name []byte)) error {
-	changed([]byte{})
-	<-ctx.Done()
+	select {
+	case <-r.log.over:
+	default:
+		changed([]byte{})
+		select {
+		case <-r.log.over:
+		case <-ctx.Done():
+		}
+	}
 	return ctx.Err()
 }
 

@@ -58,6 +58,8 @@ type booked struct {
 	free      bool
 	// process is the one that holds places or estimates of the request, or nobody.
 	process int
+	// reservation identifies it.
+	reservation *store.Reservation
 }
 
 // nobody is the process of requests that hold nothing.
@@ -175,8 +177,14 @@ func (s *state) charge(b booked) {
 	}
 }
 
+// chargeTo charges a request to a ledger. A returned one beside the ledgers of other plans has no places and no open
+// estimates, because nobody who needs some takes its place.
 func (s *state) chargeTo(l *algorithms.Ledger, c *counted, b booked) {
-	l.Charge(s.moment(b.at), algorithms.Request{Cost: b.cost.of(c.plan), Guard: b.guard, Held: c.holds()})
+	isBare, cost := b.free && len(s.ledgers) > 1, b.cost.of(c.plan)
+	l.Charge(s.moment(b.at), algorithms.Request{Cost: cost, Guard: b.guard, Held: c.holds() && !isBare})
+	if isBare {
+		l.Release(cost)
+	}
 }
 
 // total returns the ledger of a plan with the requests to come, and the moment of the last one.
@@ -246,7 +254,7 @@ func holdsAny(p *algorithms.Plan, cost []int64) bool {
 // reserve adds a request at the instant that the store has told. It takes the place of one that was returned, or the
 // last one.
 func (s *state) reserve(b booked, expected int64) error {
-	open := s.pause.Until <= s.now.At && !s.pause.Probe
+	open := s.pause.Until <= s.now.At && !s.pause.Probe && (b.process == nobody || len(s.ledgers) == 1)
 	i := slices.IndexFunc(s.book, func(o booked) bool {
 		return open && o.free && o.at == b.at && b.guard <= o.guard && b.cost.fits(o.cost)
 	})
@@ -263,17 +271,29 @@ func (s *state) reserve(b booked, expected int64) error {
 	return nil
 }
 
+func (b booked) isLike(o booked) bool {
+	return b.at == o.at && b.guard == o.guard && b.cost.equal(o.cost)
+}
+
 // giveBack returns a reservation. If others are behind it, its time stays booked, for others to
 // take. It reports whether the time was still to come.
 func (s *state) giveBack(b booked) (toCome bool) {
 	i := slices.IndexFunc(s.book, func(o booked) bool {
-		return !o.free && o.process == b.process && o.at == b.at && o.guard == b.guard && o.cost.equal(b.cost)
+		return !o.free && o.process == b.process && (o.isLike(b) || b.process != nobody && o.reservation == b.reservation)
 	})
+	for j := len(s.book) - 1; j > i && i >= 0 && b.process != nobody; j-- { // one that is like it is as good
+		if o := s.book[j]; !o.free && o.process == b.process && o.isLike(s.book[i]) {
+			s.book[i], s.book[j], i = o, s.book[i], j
+		}
+	}
 	if i >= 0 {
 		s.book[i].free = true
 		for n := len(s.book); n > 0 && s.book[n-1].free; n = len(s.book) {
 			s.book = s.book[:n-1]
 		}
+		return true
+	}
+	if b.at > s.now.At { // no ledger has it yet
 		return true
 	}
 	for i := range s.ledgers {

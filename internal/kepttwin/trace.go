@@ -66,6 +66,8 @@ type process struct {
 	// ended and pending are what it has to report: places and estimates that have ended, and other changes.
 	ended   []func(s *state)
 	pending []func(s *state)
+	// reserved are the instants to come that it has reserved for a request.
+	reserved map[int64]bool
 	// unwatch ends the watch of its callers that wait, or is nil if none does.
 	unwatch func()
 }
@@ -96,7 +98,7 @@ type trace struct {
 func Run(t testing.TB, c Config) Count {
 	r := rand.New(rand.NewPCG(c.Seed, 1))
 	x := &trace{planner: newPlanner(r, c.Window), Config: c, t: t, ctx: context.Background()}
-	x.log.check = c.Check
+	x.log.check, x.log.over = c.Check, make(chan struct{})
 	x.state.waiters = make(map[int]waiter)
 	plan := x.plan()
 	for i := range 1 + r.IntN(2) {
@@ -110,12 +112,13 @@ func Run(t testing.TB, c Config) Count {
 			t.Fatal(err)
 		}
 		x.stores = append(x.stores, s)
-		x.processes = append(x.processes, &process{quota: q, plan: plan, clock: &timing.Clock{Server: new(timing.Clock)}})
+		x.processes = append(x.processes, &process{quota: q, plan: plan, clock: &timing.Clock{Server: new(timing.Clock)}, reserved: make(map[int64]bool)})
 	}
 	for i := 0; i < c.Steps && !x.count.Torn && !t.Failed(); i++ {
 		x.step = fmt.Sprintf("seed %d, step %d", c.Seed, i)
 		x.one()
 	}
+	close(x.log.over)
 	for i, s := range x.stores {
 		x.unwatch(i)
 		x.processes[i].quota.Close()
