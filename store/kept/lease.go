@@ -329,6 +329,9 @@ func (t *txn) dropUnknown(id int64, ahead []begins) {
 	}
 	unlike := ahead[:0:0]
 	for _, a := range ahead {
+		if !a.owned {
+			continue
+		}
 		cost := t.plan.Translate(a.plan, a.cost)
 		if !find(&a, func(b *booking) bool { return b.guard == a.guard && slices.Equal(t.of(t.own, b.cost), cost) }) {
 			unlike = append(unlike, a)
