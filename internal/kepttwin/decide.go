@@ -75,13 +75,16 @@ func (x *trace) decide(s *state, p int, r store.Request, got store.Decision, beh
 	if x.moved && s.pause.Probing && got.Probe { // its process waits by its own clock, which the keeper's has left
 		s.pause.Until, s.pause.Probing, s.pause.Probe = 0, false, true
 	}
-	at, tier := s.earliest(q.plan, p, r, behind)
+	at, tier := s.now.At, -1
+	if s.pause.Banned <= s.now.At {
+		at, tier = s.earliest(q.plan, p, r, behind)
+	}
 	opens := max(s.now.At, s.pause.Until)
 	late := at < algorithms.Latest && max(at, opens)-s.now.At > r.MaxWait.Microseconds()
 	may := []store.Verdict{store.Admitted}
 	switch {
 	case s.pause.Banned > s.now.At:
-		may[0], tier = store.Closed, -1
+		may[0] = store.Closed
 	case q.plan.Exhausted(tier):
 		may[0] = store.Exhausted
 	case at >= algorithms.Latest:

@@ -298,7 +298,13 @@ func (s *state) giveBack(b booked) (toCome bool) {
 	}
 	for i := range s.ledgers {
 		c := &s.ledgers[i]
-		c.ledger.Refund(s.now, b.at, b.guard, b.cost.of(c.plan), c.holds())
+		cost := b.cost.of(c.plan)
+		for u := range cost {
+			if c.plan.Estimated(u) { // which the settlement ends
+				cost[u] = 0
+			}
+		}
+		c.ledger.Refund(s.now, b.at, b.guard, cost, c.holds())
 	}
 	return false
 }

@@ -315,6 +315,9 @@ func (x *trace) forget(p int) {
 		return
 	}
 	x.pass(x.window)
+	for i := range x.processes { // or they take it for lost, because they know of an older state that lasts longer
+		x.status(i)
+	}
 	x.Memory.Forget(true)
 	x.status(p)
 	x.Memory.Forget(false)
