@@ -75,13 +75,16 @@ func (x *trace) decide(s *state, p int, r store.Request, got store.Decision, beh
 	if x.moved && s.pause.Probing && got.Probe { // its process waits by its own clock, which the keeper's has left
 		s.pause.Until, s.pause.Probing, s.pause.Probe = 0, false, true
 	}
-	at, tier := s.earliest(q.plan, p, r, behind)
+	at, tier := s.now.At, -1
+	if s.pause.Banned <= s.now.At {
+		at, tier = s.earliest(q.plan, p, r, behind)
+	}
 	opens := max(s.now.At, s.pause.Until)
 	late := at < algorithms.Latest && max(at, opens)-s.now.At > r.MaxWait.Microseconds()
 	may := []store.Verdict{store.Admitted}
 	switch {
 	case s.pause.Banned > s.now.At:
-		may[0], tier = store.Closed, -1
+		may[0] = store.Closed
 	case q.plan.Exhausted(tier):
 		may[0] = store.Exhausted
 	case at >= algorithms.Latest:
@@ -99,7 +102,7 @@ func (x *trace) decide(s *state, p int, r store.Request, got store.Decision, beh
 		may[0] = store.Late
 	case opens > s.now.At+250_000:
 		may[0] = store.Later
-	case r.YieldFor > 0 && at > s.now.At:
+	case at > s.now.At && (r.YieldFor > 0 || q.reserved[at]): // or it has its share of that instant
 		may = append(may, store.Later)
 	}
 	if !slices.Contains(may, got.Verdict) {
@@ -122,9 +125,9 @@ func (x *trace) begun(p int, r store.Request, got store.Decision) {
 	}
 }
 
-// await records that a process waits for places, if it does not yet.
+// await records that a process waits for places, and that it has asked.
 func (x *trace) await(s *state, p int, r store.Request) {
-	if _, waits := s.waiters[p]; waits || r.DryRun || r.MaxWait == 0 || !holdsAny(x.processes[p].plan, r.Cost) {
+	if x.processes[p].unwatch == nil || r.DryRun || r.MaxWait == 0 || !holdsAny(x.processes[p].plan, r.Cost) {
 		return
 	}
 	wants := amountOf(x.processes[p].plan, r.Cost)
@@ -133,8 +136,12 @@ func (x *trace) await(s *state, p int, r store.Request) {
 			delete(wants, unit)
 		}
 	}
-	s.waiters[p] = waiter{s.now.At, wants}
-	x.must = true
+	w, waits := s.waiters[p]
+	x.must = x.must || !waits || w.missed > 0 || !w.wants.equal(wants)
+	if !waits {
+		w.since = s.now.At
+	}
+	s.waiters[p] = waiter{since: w.since, wants: wants}
 }
 
 // holder returns the process that holds something of a request.
@@ -147,7 +154,7 @@ func holder(p *algorithms.Plan, process int, cost []int64) int {
 
 func (x *trace) admit(s *state, p int, r store.Request, got store.Decision, expected int64) {
 	q := x.processes[p]
-	b := booked{at: got.At, guard: got.Reservation.Guard.Microseconds(), cost: amountOf(q.plan, r.Cost), process: holder(q.plan, p, r.Cost)}
+	b := booked{at: got.At, guard: got.Reservation.Guard.Microseconds(), cost: amountOf(q.plan, r.Cost), process: holder(q.plan, p, r.Cost), reservation: got.Reservation}
 	s.forgetUnits()
 	n := len(s.book)
 	if err := s.reserve(b, expected); err != nil {
@@ -156,6 +163,7 @@ func (x *trace) admit(s *state, p int, r store.Request, got store.Decision, expe
 	}
 	x.count.Admitted++
 	if x.must = true; b.at > s.now.At {
+		q.reserved[b.at] = true
 		if x.count.Reserved++; len(s.book) == n {
 			x.count.TakenOver++
 		}
@@ -291,7 +299,7 @@ func (x *trace) cancel(o open) {
 	returned := false
 	x.endHeld(o, &returned)
 	x.endProbe(o, false)
-	if b := (booked{at: o.At, guard: o.Reservation.Guard.Microseconds(), process: holder(o.plan, o.process, o.cost)}); refundable(o.Decision, unused) && !o.stale {
+	if b := (booked{at: o.At, guard: o.Reservation.Guard.Microseconds(), process: holder(o.plan, o.process, o.cost), reservation: o.Reservation}); refundable(o.Decision, unused) && !o.stale {
 		x.later(o, func(s *state) {
 			cost := x.processes[o.process].plan.Translate(o.plan, o.cost)
 			b.cost = amountOf(x.processes[o.process].plan, cost)

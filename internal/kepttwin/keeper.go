@@ -12,7 +12,7 @@ import (
 // An event is a transaction that a keeper has committed.
 type event struct {
 	process int
-	wall    int64
+	view    kept.View
 	// written reports that the value was written, and forgot that the keeper had forgotten it before.
 	written, forgot bool
 	// ended is when the transaction ended.
@@ -29,6 +29,8 @@ type recorder struct {
 // A log contains the transactions of a trace, and the values that they wrote.
 type log struct {
 	check func(value []byte)
+	// over is closed at the end of the trace.
+	over chan struct{}
 
 	mu     sync.Mutex // guards all below
 	events []event
@@ -38,7 +40,7 @@ func (r *recorder) Update(ctx context.Context, names [][]byte, change func(kept.
 	e := event{process: r.process}
 	err := r.Keeper.Update(ctx, names, func(v kept.View) ([]kept.Write, error) {
 		writes, err := change(v)
-		e.wall, e.forgot = v.Wall, v.Values[0] == nil
+		e.view, e.forgot = v, v.Values[0] == nil
 		if e.written = err == nil && writes[0].Value != nil; e.written && r.log.check != nil {
 			r.log.check(writes[0].Value)
 		}
@@ -51,6 +53,21 @@ func (r *recorder) Update(ctx context.Context, names [][]byte, change func(kept.
 		r.log.events = append(r.log.events, e)
 	}
 	return err
+}
+
+// Listen implements kept.Listener. It has no news, so that the stores make no transactions to look for some. It ends with
+// the trace.
+func (r *recorder) Listen(ctx context.Context, changed func(name []byte)) error {
+	select {
+	case <-r.log.over:
+	default:
+		changed([]byte{})
+		select {
+		case <-r.log.over:
+		case <-ctx.Done():
+		}
+	}
+	return ctx.Err()
 }
 
 // take returns the transactions since the last call.

@@ -58,6 +58,8 @@ type booked struct {
 	free      bool
 	// process is the one that holds places or estimates of the request, or nobody.
 	process int
+	// reservation identifies it.
+	reservation *store.Reservation
 }
 
 // nobody is the process of requests that hold nothing.
@@ -67,7 +69,12 @@ const nobody = -1
 type waiter struct {
 	since int64
 	wants amount
+	// missed is since when places have been kept for it, which it has not asked for. If zero, none are.
+	missed int64
 }
+
+// mostMissed is how long places are kept for a process that does not ask.
+const mostMissed = int64(2 * time.Second / time.Microsecond)
 
 // A state is what a store keeps, as the documentation of packages store and algorithms has it: the ledgers of all
 // plans in use, to which requests are charged at their instants, in their order.
@@ -80,8 +87,6 @@ type state struct {
 	pause        pause.State
 	exact        int64
 	waiters      map[int]waiter
-	// turn are the waiters at the beginning of the call that is decided.
-	turn map[int]waiter
 }
 
 func (s *state) clone() state {
@@ -172,8 +177,14 @@ func (s *state) charge(b booked) {
 	}
 }
 
+// chargeTo charges a request to a ledger. A returned one beside the ledgers of other plans has no places and no open
+// estimates, because nobody who needs some takes its place.
 func (s *state) chargeTo(l *algorithms.Ledger, c *counted, b booked) {
-	l.Charge(s.moment(b.at), algorithms.Request{Cost: b.cost.of(c.plan), Guard: b.guard, Held: c.holds()})
+	isBare, cost := b.free && len(s.ledgers) > 1, b.cost.of(c.plan)
+	l.Charge(s.moment(b.at), algorithms.Request{Cost: cost, Guard: b.guard, Held: c.holds() && !isBare})
+	if isBare {
+		l.Release(cost)
+	}
 }
 
 // total returns the ledger of a plan with the requests to come, and the moment of the last one.
@@ -196,22 +207,39 @@ func (s *state) earliest(p *algorithms.Plan, process int, r store.Request, behin
 	if at >= algorithms.Latest || p.Exhausted(tier) || !holdsAny(p, r.Cost) {
 		return at, tier
 	}
-	own, waits := s.turn[process]
-	all, others := slices.Clone(r.Cost), false
-	for q, w := range s.turn {
-		if q != process && (!waits || w.since < own.since) {
-			others = true
-			for u, n := range w.wants.of(p) {
-				all[u] += n
-			}
+	before := s.before(process)
+	all := slices.Clone(r.Cost)
+	for _, q := range before {
+		for u, n := range s.waiters[q].wants.of(p) {
+			all[u] += n
 		}
 	}
-	if others {
-		if e, t := l.Earliest(last, algorithms.Request{Cost: all}); e >= algorithms.Latest {
-			return e, t
-		}
+	if e, t := l.Earliest(last, algorithms.Request{Cost: all}); len(before) > 0 && e >= algorithms.Latest {
+		s.miss(before)
+		return e, t
 	}
 	return at, tier
+}
+
+// before returns the processes that have waited longer for places than another one, and ask now and then.
+func (s *state) before(process int) (before []int) {
+	own, waits := s.waiters[process]
+	for q, w := range s.waiters {
+		if q != process && (!waits || w.since < own.since) && (w.missed == 0 || w.missed > s.now.At-mostMissed) {
+			before = append(before, q)
+		}
+	}
+	return before
+}
+
+// miss records that places are kept for processes.
+func (s *state) miss(processes []int) {
+	for _, q := range processes {
+		if w := s.waiters[q]; w.missed == 0 {
+			w.missed = s.now.At
+			s.waiters[q] = w
+		}
+	}
 }
 
 func holdsAny(p *algorithms.Plan, cost []int64) bool {
@@ -226,7 +254,7 @@ func holdsAny(p *algorithms.Plan, cost []int64) bool {
 // reserve adds a request at the instant that the store has told. It takes the place of one that was returned, or the
 // last one.
 func (s *state) reserve(b booked, expected int64) error {
-	open := s.pause.Until <= s.now.At && !s.pause.Probe
+	open := s.pause.Until <= s.now.At && !s.pause.Probe && (b.process == nobody || len(s.ledgers) == 1)
 	i := slices.IndexFunc(s.book, func(o booked) bool {
 		return open && o.free && o.at == b.at && b.guard <= o.guard && b.cost.fits(o.cost)
 	})
@@ -243,12 +271,21 @@ func (s *state) reserve(b booked, expected int64) error {
 	return nil
 }
 
+func (b booked) isLike(o booked) bool {
+	return b.at == o.at && b.guard == o.guard && b.cost.equal(o.cost)
+}
+
 // giveBack returns a reservation. If others are behind it, its time stays booked, for others to
 // take. It reports whether the time was still to come.
 func (s *state) giveBack(b booked) (toCome bool) {
 	i := slices.IndexFunc(s.book, func(o booked) bool {
-		return !o.free && o.process == b.process && o.at == b.at && o.guard == b.guard && o.cost.equal(b.cost)
+		return !o.free && o.process == b.process && (o.isLike(b) || b.process != nobody && o.reservation == b.reservation)
 	})
+	for j := len(s.book) - 1; j > i && i >= 0 && b.process != nobody; j-- { // one that is like it is as good
+		if o := s.book[j]; !o.free && o.process == b.process && o.isLike(s.book[i]) {
+			s.book[i], s.book[j], i = o, s.book[i], j
+		}
+	}
 	if i >= 0 {
 		s.book[i].free = true
 		for n := len(s.book); n > 0 && s.book[n-1].free; n = len(s.book) {
@@ -256,9 +293,18 @@ func (s *state) giveBack(b booked) (toCome bool) {
 		}
 		return true
 	}
+	if b.at > s.now.At { // no ledger has it yet
+		return true
+	}
 	for i := range s.ledgers {
 		c := &s.ledgers[i]
-		c.ledger.Refund(s.now, b.at, b.guard, b.cost.of(c.plan), c.holds())
+		cost := b.cost.of(c.plan)
+		for u := range cost {
+			if c.plan.Estimated(u) { // which the settlement ends
+				cost[u] = 0
+			}
+		}
+		c.ledger.Refund(s.now, b.at, b.guard, cost, c.holds())
 	}
 	return false
 }

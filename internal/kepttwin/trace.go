@@ -5,7 +5,6 @@ package kepttwin
 import (
 	"context"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -62,9 +61,15 @@ type process struct {
 	replaces *algorithms.Plan
 	// known is the last instant of the quota's clock that it knows.
 	known int64
+	// clock is what it knows of the quota's clock, if it reserves ahead.
+	clock *timing.Clock
 	// ended and pending are what it has to report: places and estimates that have ended, and other changes.
 	ended   []func(s *state)
 	pending []func(s *state)
+	// reserved are the instants to come that it has reserved for a request.
+	reserved map[int64]bool
+	// unwatch ends the watch of its callers that wait, or is nil if none does.
+	unwatch func()
 }
 
 // A trace is a random sequence of steps.
@@ -93,7 +98,7 @@ type trace struct {
 func Run(t testing.TB, c Config) Count {
 	r := rand.New(rand.NewPCG(c.Seed, 1))
 	x := &trace{planner: newPlanner(r, c.Window), Config: c, t: t, ctx: context.Background()}
-	x.log.check = c.Check
+	x.log.check, x.log.over = c.Check, make(chan struct{})
 	x.state.waiters = make(map[int]waiter)
 	plan := x.plan()
 	for i := range 1 + r.IntN(2) {
@@ -107,13 +112,15 @@ func Run(t testing.TB, c Config) Count {
 			t.Fatal(err)
 		}
 		x.stores = append(x.stores, s)
-		x.processes = append(x.processes, &process{quota: q, plan: plan})
+		x.processes = append(x.processes, &process{quota: q, plan: plan, clock: &timing.Clock{Server: new(timing.Clock)}, reserved: make(map[int64]bool)})
 	}
 	for i := 0; i < c.Steps && !x.count.Torn && !t.Failed(); i++ {
 		x.step = fmt.Sprintf("seed %d, step %d", c.Seed, i)
 		x.one()
 	}
+	close(x.log.over)
 	for i, s := range x.stores {
+		x.unwatch(i)
 		x.processes[i].quota.Close()
 		_ = s.Flush(x.ctx)
 	}
@@ -203,26 +210,44 @@ func (x *trace) begin(e event) {
 		}
 	}
 	x.before = s.clone()
-	known := max(s.last, p.known)
-	if e.wall+s.offset < known {
-		s.offset = known - e.wall
-	}
-	s.now = algorithms.Moment{At: e.wall + s.offset, Wall: e.wall}
+	x.must = x.setNow(e)
 	s.use(p.plan, p.replaces)
-	x.must = s.begin()
+	x.must = s.begin() || x.must
 	reports := slices.Concat(p.pending, p.ended)
 	p.ended, p.pending = nil, nil
+	if _, waits := s.waiters[e.process]; waits && p.unwatch == nil {
+		delete(s.waiters, e.process)
+		x.must = true
+	}
 	for _, f := range reports {
 		f(s)
 	}
 }
 
+// setNow sets the present moment of the reference: not before what the process knows. If the keeper's clock was set back by
+// less than has passed since then, the offset changes by a microsecond. It reports whether the offset has changed.
+func (x *trace) setNow(e event) (corrected bool) {
+	p, s := x.processes[e.process], &x.state
+	least := max(s.last, p.known, e.view.Wall+s.offset)
+	if p.clock.Shows(e.view.Sent) > least {
+		least++
+	}
+	if corrected = e.view.Wall+s.offset < least; corrected {
+		s.offset = least - e.view.Wall
+	}
+	s.now = algorithms.Moment{At: e.view.Wall + s.offset, Wall: e.view.Wall}
+	return corrected
+}
+
 // finish ends the transaction. The state is written if something has changed.
 func (x *trace) finish(e event, changed bool) {
-	x.processes[e.process].known = x.state.now.At
+	p := x.processes[e.process]
+	if p.known = x.state.now.At; x.Ahead {
+		p.clock.Update(timing.Reading{Now: p.known, Wall: e.view.Wall, Generation: int64(x.count.Forgotten), Sent: e.view.Sent, Got: e.view.Got})
+	}
 	switch {
 	case e.written:
-		x.state.own(x.processes[e.process].plan).ledger.Crossings(x.state.now)
+		x.state.own(p.plan).ledger.Crossings(x.state.now)
 		x.state.last = x.state.now.At
 		for i := range x.state.ledgers { // which land what has landed by now
 			x.state.ledgers[i].ledger.Usage(x.state.now)
@@ -290,6 +315,9 @@ func (x *trace) forget(p int) {
 		return
 	}
 	x.pass(x.window)
+	for i := range x.processes { // or they take it for lost, because they know of an older state that lasts longer
+		x.status(i)
+	}
 	x.Memory.Forget(true)
 	x.status(p)
 	x.Memory.Forget(false)
@@ -314,7 +342,6 @@ func (x *trace) call(p int, changed bool, call func() error, compare func(s *sta
 		return
 	}
 	x.begin(events[0])
-	x.state.turn = maps.Clone(x.state.waiters)
 	compare(&x.state)
 	x.finish(events[0], changed)
 }
@@ -352,7 +379,7 @@ func (x *trace) change(p int) {
 	}
 	x.begin(events[0])
 	x.finish(events[0], false)
-	x.state.now = algorithms.Moment{At: events[1].wall + x.state.offset, Wall: events[1].wall}
+	x.setNow(events[1])
 	x.before = x.state.clone()
 	x.state.begin()
 	q.plan, q.replaces = plan, old
@@ -394,18 +421,26 @@ func (x *trace) resume(p int) {
 
 // leave gives up the place of a process that waits.
 func (x *trace) leave(p int) {
-	q, ok := x.processes[p].quota.(store.Reserver)
-	if !ok {
-		return
+	if q, ok := x.processes[p].quota.(store.Reserver); ok {
+		x.unwatch(p)
+		q.Leave()
+		x.reported()
 	}
-	q.Leave()
-	x.processes[p].pending = append(x.processes[p].pending, func(s *state) {
-		if _, waits := s.waiters[p]; waits {
-			delete(s.waiters, p)
-			x.must = true
-		}
-	})
-	x.reported()
+}
+
+// watch begins the watch of callers of a process.
+func (x *trace) watch(p int) {
+	if q := x.processes[p]; q.unwatch == nil && x.Ahead {
+		q.unwatch = q.quota.Watch(func(store.Change, time.Duration) {})
+	}
+}
+
+// unwatch ends the watch of the callers of a process, which wait no more.
+func (x *trace) unwatch(p int) {
+	if q := x.processes[p]; q.unwatch != nil {
+		q.unwatch()
+		q.unwatch = nil
+	}
 }
 
 func (x *trace) tryAcquire(p int) {
@@ -427,6 +462,7 @@ func (x *trace) tryAcquire(p int) {
 
 func (x *trace) reserve(p int) {
 	q := x.processes[p]
+	x.watch(p)
 	like, requests := x.request(p), []store.Request(nil)
 	for range 1 + x.IntN(20) {
 		if requests = append(requests, like); x.IntN(4) == 0 {

@@ -93,12 +93,17 @@ func (c *Clock) parted(now time.Time) time.Duration {
 	return time.Duration(float64(max(0, now.Sub(c.asOf))) * skew)
 }
 
+// Parting returns by how much When widens its bounds for an instant that is a wait away, at most.
+func Parting(wait time.Duration) time.Duration {
+	return 2 * min(wakeUp/4, time.Duration(float64(max(0, wait))*skew))
+}
+
 // When returns the bounds of the instant at which the quota's clock shows at, in µs, after a reply
 // that came at got. They include the drift until then, up to a quarter of the time that a caller is given to
 // wake up.
 func (b Bounds) When(at int64, got time.Time) (from, to time.Time) {
 	left := microseconds(at) - got.Sub(beginning)
-	parted := min(wakeUp/4, time.Duration(float64(max(0, left+b.most))*skew))
+	parted := Parting(left+b.most) / 2
 	return got.Add(left + b.least - parted), got.Add(left + b.most + parted)
 }
 

@@ -4,6 +4,9 @@ import (
 	"cmp"
 	"encoding/binary"
 	"slices"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/timing"
 )
 
 // A booking is a request that is reserved for an instant to come. No ledger has it yet: if it is
@@ -137,12 +140,16 @@ func (s *state) giveBack(want *booking) bool {
 }
 
 // takeFree returns the index of the first free booking from an instant on that a request can take over, or
-// -1. The request counts for its guard, less slack at most, and no longer than the booking.
-func (s *state) takeFree(from int64, cost []int64, guard, slack int64) int {
-	for i := range s.book {
-		b := &s.book[i]
-		if b.free && b.at >= max(from, s.takesFrom) && b.guard >= guard-slack && fits(cost, b.cost) {
-			return i
+// -1. The request counts for its guard, less slack at most, and no longer than the booking. The farther away the booking
+// is, the less the slack: else the clocks part until then by more than the request is valid.
+func (t *txn) takeFree(from int64, cost []int64, guard int64, slack time.Duration) int {
+	for i := range t.book {
+		b := &t.book[i]
+		if b.free && b.at >= max(from, t.takesFrom) && fits(cost, b.cost) {
+			shorter := max(0, slack-timing.Parting(t.now.Until(b.at)))
+			if b.guard >= guard-shorter.Microseconds() {
+				return i
+			}
 		}
 	}
 	return -1

@@ -47,6 +47,8 @@ type part struct {
 	full bool
 	// ahead are the places and estimates that processes want which have waited longer.
 	ahead []int64
+	// keeps reports that places are kept for them.
+	keeps bool
 }
 
 // A result is the decision on a request.
@@ -92,6 +94,9 @@ func (c *claim) decide() (results []result) {
 		p.book = slices.Grow(p.book, max(0, min(c.room, len(c.requests))))
 	}
 	for i := range c.requests[:min(len(c.requests), mostAClaim)] {
+		if i > 0 && slices.ContainsFunc(c.parts, func(p *part) bool { return p.ahead != nil }) { // others wait for places
+			break
+		}
 		r := &c.requests[i]
 		got, ok := c.decideOne(r, len(results) == 0)
 		if !ok {
@@ -110,7 +115,7 @@ func (c *claim) decideOne(r *store.Request, first bool) (got result, ok bool) {
 	if got, ok := c.closed(); ok {
 		return got, true
 	}
-	got.at, got.tier = c.earliest(r, r.Leaves())
+	got.at, got.tier = c.earliestOf(r)
 	wait := time.Duration(max(0, got.at-now)) * time.Microsecond
 	notBefore, probes := c.notBefore()
 	switch {
@@ -227,6 +232,20 @@ func (c *claim) earliest(r *store.Request, headroom int64) (at int64, tier int) 
 	return at, tier
 }
 
+// earliestOf is earliest for a request that is decided. Processes for which places are kept have a turn that they may miss.
+func (c *claim) earliestOf(r *store.Request) (at int64, tier int) {
+	for _, p := range c.parts {
+		p.keeps = false
+	}
+	at, tier = c.earliest(r, r.Leaves())
+	for _, p := range c.parts {
+		if p.keeps {
+			p.miss(p.lease)
+		}
+	}
+	return at, tier
+}
+
 // isFree reports whether a cost is zero.
 func isFree(cost []int64) bool {
 	return !slices.ContainsFunc(cost, func(n int64) bool { return n != 0 })
@@ -262,7 +281,7 @@ func (p *part) admits(from int64, cost []int64, headroom int64) (at int64, tier 
 		if p.ahead != nil {
 			with := p.of(p.own, sum(all, p.ahead))
 			if e, t := l.Earliest(m, algorithms.Request{Cost: with}); e >= algorithms.Latest {
-				p.miss(p.lease)
+				p.keeps = true
 				return e, t
 			}
 		}
@@ -304,13 +323,7 @@ func (c *claim) decider(tier int) (part, own int) {
 // isInTurn reports whether the process may reserve a request in this turn, beside those that it has reserved.
 func (c *claim) isInTurn(got *result, r *store.Request) bool {
 	t := &c.turn
-	switch {
-	case slices.ContainsFunc(c.parts, func(p *part) bool { return p.ahead != nil }): // others wait for places
-		return false
-	case got.at <= c.parts[0].now.At || !t.begun || t.tier < 0:
-		return true
-	}
-	return c.amount(r) <= t.left
+	return got.at <= c.parts[0].now.At || !t.begun || t.tier < 0 || c.amount(r) <= t.left
 }
 
 // amount returns what a request costs in the tier of the turn.
@@ -457,7 +470,7 @@ func (c *claim) findFree(costs [][]int64, from int64) (free []int) {
 		if p.full {
 			return nil
 		}
-		j := p.takeFree(c.there(p, from), p.spread(costs[i]), p.terms.Guard.Microseconds(), p.slack.Microseconds())
+		j := p.takeFree(c.there(p, from), p.spread(costs[i]), p.terms.Guard.Microseconds(), p.slack)
 		alike := len(p.ledgers) == 1 || !p.isHeld(p.spread(costs[i])) // else it may stay longer than those behind it expect
 		if j < 0 || !alike || p.pause.Until > p.now.At || p.pause.Probe {
 			return nil

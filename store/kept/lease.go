@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
 )
 
 // A lease is what this process holds of one quota: places in Concurrency tiers, and estimates that are not
@@ -37,14 +38,16 @@ type lease struct {
 // A begins is an admitted request that begins at an instant of the quota's clock. Its cost is what it holds.
 type begins struct {
 	at int64
+	// guard is how long it counts, in µs.
+	guard int64
+	// plan is the one that it was admitted under.
+	plan *algorithms.Plan
 	// cost is what the request was admitted at, and held are its places and estimates under the plan.
 	cost, held []int64
 	// state identifies the state that has its booking.
 	state int64
 	// owned reports that its booking has the lease's owner.
 	owned bool
-	// ended reports that some of what it holds has ended.
-	ended bool
 }
 
 func newLease(p *algorithms.Plan) *lease {
@@ -79,37 +82,49 @@ func (l *lease) rebase(p *algorithms.Plan, now int64) {
 	l.held, l.plan, l.since = p.TranslateHeld(old, l.held), p, since
 }
 
-// add adds an admitted request of the plan, which begins at an instant.
-func (l *lease) add(state, at int64, cost []int64, owned bool) {
+// add adds an admitted request of the plan, at an instant of the quota's clock.
+func (l *lease) add(b begins, now int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	held := l.plan.TranslateHeld(l.plan, cost)
-	l.ahead = append(l.ahead, begins{at: at, cost: cost, held: held, state: state, owned: owned})
-	for u, n := range held {
+	b.plan, b.held = l.plan, l.plan.TranslateHeld(l.plan, b.cost)
+	for u, n := range b.held {
 		l.held[u] += n
 	}
-}
-
-// find returns what a request of another plan, for an instant, holds, and its index among those that have not begun, or
-// -1. Of several that are alike it is one that still holds what ends. It needs mu.
-func (l *lease) find(p *algorithms.Plan, at int64, cost []int64, ends func(unit int) bool) (held []int64, ahead int) {
-	ahead = slices.IndexFunc(l.ahead, func(b begins) bool {
-		return b.at == at && slices.Equal(b.cost, cost) && b.holds(ends)
-	})
-	if ahead >= 0 {
-		return l.ahead[ahead].held, ahead
+	if b.at > now {
+		l.ahead = append(l.ahead, b)
 	}
-	return l.stillHeld(p, at, cost), ahead
 }
 
-// holds reports whether the request holds something in one of some units, or nothing of it has ended.
-func (b *begins) holds(ends func(unit int) bool) bool {
-	for u, n := range b.held {
-		if n > 0 && ends(u) {
-			return true
+// take returns what a request of another plan, for an instant, still holds of the units that are ending, and takes it off
+// what those hold that have not begun. Requests that are alike are as good as each other. It needs mu.
+func (l *lease) take(p *algorithms.Plan, d store.Decision, cost []int64, ending func(u int) bool) (held []int64) {
+	held = l.stillHeld(p, d.At, cost)
+	for u := range held {
+		if !ending(u) {
+			held[u] = 0
 		}
 	}
-	return !b.ended
+	if l.find(d, cost) < 0 {
+		return held
+	}
+	for u := range held {
+		if held[u] = 0; !ending(u) {
+			continue
+		}
+		if i := slices.IndexFunc(l.ahead, func(b begins) bool { return b.isLike(d, cost) && b.held[u] > 0 }); i >= 0 {
+			held[u], l.ahead[i].held[u] = l.ahead[i].held[u], 0
+		}
+	}
+	return held
+}
+
+// find returns the index of a request among those that have not begun, or -1. It needs mu.
+func (l *lease) find(d store.Decision, cost []int64) int {
+	return slices.IndexFunc(l.ahead, func(b begins) bool { return b.isLike(d, cost) })
+}
+
+func (b *begins) isLike(d store.Decision, cost []int64) bool {
+	return b.at == d.At && d.Reservation != nil && b.guard == d.Reservation.Guard.Microseconds() && slices.Equal(b.cost, cost)
 }
 
 // stillHeld returns the part of an amount, of a request of another plan for an instant, that is held under the plan. It needs mu.
@@ -125,15 +140,12 @@ func (l *lease) stillHeld(p *algorithms.Plan, at int64, cost []int64) []int64 {
 
 // end takes the places of a request for an instant off the held ones, or its estimates if settled is set. Their actual cost
 // is zero if nil.
-func (l *lease) end(p *algorithms.Plan, at int64, cost, actual []int64, settled bool) {
+func (l *lease) end(p *algorithms.Plan, d store.Decision, cost, actual []int64, settled bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	held, ahead := l.find(p, at, cost, func(u int) bool { return l.plan.Estimated(u) == settled })
-	if ahead >= 0 {
-		l.ahead[ahead].ended = true
-	}
+	held := l.take(p, d, cost, func(u int) bool { return l.plan.Estimated(u) == settled })
 	if actual != nil {
-		actual = l.stillHeld(p, at, actual)
+		actual = l.stillHeld(p, d.At, actual)
 	}
 	for u, n := range held {
 		if l.plan.Estimated(u) != settled || n == 0 && actual == nil {
@@ -141,7 +153,6 @@ func (l *lease) end(p *algorithms.Plan, at int64, cost, actual []int64, settled 
 		}
 		l.held[u] -= n
 		l.changes++
-		held[u] = 0 // of those that have not begun, too, if the quota's clock was set back
 		if actual != nil {
 			l.settled[u] += actual[u]
 		}
@@ -150,15 +161,14 @@ func (l *lease) end(p *algorithms.Plan, at int64, cost, actual []int64, settled 
 
 // giveBack takes a request that was not sent off the held ones. It reports whether the request had not begun, and its
 // booking has no owner.
-func (l *lease) giveBack(p *algorithms.Plan, at int64, cost []int64) (isFree bool) {
+func (l *lease) giveBack(p *algorithms.Plan, d store.Decision, cost []int64) (isFree bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	held, ahead := l.find(p, at, cost, func(int) bool { return true })
-	for u, n := range held {
+	for u, n := range l.take(p, d, cost, func(int) bool { return true }) {
 		l.held[u] -= n
 		l.changes += n
 	}
-	if ahead >= 0 {
+	if ahead := l.find(d, cost); ahead >= 0 {
 		if isFree = !l.ahead[ahead].owned; !isFree {
 			l.changes++
 		}
@@ -226,8 +236,8 @@ func (l *lease) doubt() {
 // A report is what a transaction reports of a lease.
 type report struct {
 	held, settled, confirmed []int64
-	// ahead are the instants of the requests that have not begun.
-	ahead   []int64
+	// ahead are the requests that have not begun.
+	ahead   []begins
 	changes int64
 }
 
@@ -236,9 +246,8 @@ func (l *lease) report(state, now int64) report {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ahead = slices.DeleteFunc(l.ahead, func(b begins) bool { return b.at <= now || b.state != state })
-	r := report{held: slices.Clone(l.held), settled: slices.Clone(l.settled), confirmed: slices.Clone(l.confirmed), changes: l.changes}
+	r := report{held: slices.Clone(l.held), settled: slices.Clone(l.settled), confirmed: slices.Clone(l.confirmed), ahead: slices.Clone(l.ahead), changes: l.changes}
 	for _, b := range l.ahead {
-		r.ahead = append(r.ahead, b.at)
 		for u, n := range b.held {
 			r.held[u] -= n
 		}
@@ -304,18 +313,35 @@ func (o *owner) slack(lease int64) int64 {
 }
 
 // dropUnknown frees the bookings of an owner that its process does not know of, because no reply has come or the
-// requests were canceled. ahead are the instants of those that it knows.
-func (t *txn) dropUnknown(id int64, ahead []int64) {
-	known := make(map[int64]int, len(ahead))
-	for _, at := range ahead {
-		known[at]++
+// requests were canceled. ahead are the requests that it knows. Those of one instant are told apart as far as their costs are
+// still known.
+func (t *txn) dropUnknown(id int64, ahead []begins) {
+	known := make(map[int]bool, len(ahead))
+	find := func(a *begins, isIt func(b *booking) bool) bool {
+		first, _ := slices.BinarySearchFunc(t.book, a.at, byInstant)
+		for i := first; i < len(t.book) && t.book[i].at == a.at; i++ {
+			if b := &t.book[i]; b.owner == id && !known[i] && isIt(b) {
+				known[i] = true
+				return true
+			}
+		}
+		return false
 	}
-	for i := range t.book {
-		b := &t.book[i]
-		if b.owner != id {
+	unlike := ahead[:0:0]
+	for _, a := range ahead {
+		if !a.owned {
 			continue
 		}
-		if known[b.at]--; known[b.at] < 0 {
+		cost := t.plan.Translate(a.plan, a.cost)
+		if !find(&a, func(b *booking) bool { return b.guard == a.guard && slices.Equal(t.of(t.own, b.cost), cost) }) {
+			unlike = append(unlike, a)
+		}
+	}
+	for _, a := range unlike {
+		find(&a, func(*booking) bool { return true })
+	}
+	for i := range t.book {
+		if b := &t.book[i]; b.owner == id && !known[i] {
 			b.free, b.owner = true, 0
 			t.changed, t.whole = true, nil
 		}

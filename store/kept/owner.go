@@ -44,6 +44,14 @@ func kindOf(p *algorithms.Plan, u int) int64 {
 	return 0
 }
 
+// kindIn returns how a plan holds the unit of a name, which it may not have.
+func kindIn(p *algorithms.Plan, unit string) int64 {
+	if u := slices.Index(p.Units(), unit); u >= 0 {
+		return kindOf(p, u)
+	}
+	return 0
+}
+
 // appendOwners appends the owners. Their instants count from one.
 func appendOwners(b []byte, owners []owner, from int64) []byte {
 	b = binary.AppendVarint(b, int64(len(owners)))

@@ -142,7 +142,7 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (d store.Decisi
 	x.requests = 1
 	x.granted = func() {
 		if d.Verdict == store.Admitted && q.lease != nil {
-			q.lease.add(x.parts[0].birth, x.parts[0].now.At, r.Cost, true)
+			q.lease.add(begins{cost: r.Cost}, x.parts[0].now.At)
 		}
 	}
 	if err := q.limit(ctx, x); err != nil {
@@ -198,7 +198,7 @@ func (e *entry) endProbe(d store.Decision, answered bool) {
 // Release is recorded with the next transaction, or soon.
 func (q *quota) Release(d store.Decision, cost []int64) {
 	if q.lease != nil && q.given.Concurrent() {
-		q.lease.end(q.plan, d.At, cost, nil, false)
+		q.lease.end(q.plan, d, cost, nil, false)
 		q.freed()
 	}
 }
@@ -213,7 +213,7 @@ func (q *quota) Settle(d store.Decision, cost, actual []int64, crossed func([]al
 		q.lease.crossed = crossed
 		q.lease.mu.Unlock()
 	}
-	q.lease.end(q.plan, d.At, cost, actual, true)
+	q.lease.end(q.plan, d, cost, actual, true)
 	q.freed()
 }
 
@@ -310,7 +310,7 @@ func (q *quota) Resume(ctx context.Context) error {
 
 func (q *quota) Return(ctx context.Context, d store.Decision, cost []int64) error {
 	if q.lease != nil {
-		q.lease.giveBack(q.plan, d.At, cost)
+		q.lease.giveBack(q.plan, d, cost)
 	} else if d.Flight == algorithms.Landed && !d.Probe {
 		return nil
 	}

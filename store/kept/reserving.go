@@ -226,7 +226,7 @@ func (t *trip) admitted(r store.Request, res *result) store.Decision {
 		charged := slices.ContainsFunc(own.Cost, func(n int64) bool { return n > 0 })
 		if charged {
 			owned := p.hasOwner(p.spread(own.Cost), own.At)
-			q.lease.add(own.State, own.At, own.Cost, owned)
+			q.lease.add(begins{at: own.At, guard: own.Guard.Microseconds(), cost: own.Cost, state: own.State, owned: owned}, p.now.At)
 			if owned {
 				q.lease.lastsUntil(own.Start)
 			}
@@ -511,7 +511,7 @@ func (q *reserving) giveBack(d store.Decision, cost []int64, unused bool) {
 	if r == nil {
 		return
 	}
-	booked := q.lease.giveBack(q.plan, r.At, cost)
+	booked := q.lease.giveBack(q.plan, d, cost)
 	if !timing.RefundableUntil(r, unused).After(time.Now()) {
 		return
 	}

@@ -390,14 +390,9 @@ func (x *transaction) change(v View, index []int) ([]Write, error) {
 		if t.lost && t.grantsFrom+t.lease < t.now.At {
 			t.grantsFrom = t.now.At + t.lease/3
 		}
-		ahead := q.store.options.Ahead
-		if !ahead { // what they report may be of an earlier moment
-			x.applied = append(x.applied, q.applyPending(t))
-		}
+		// What the responses say comes first, because it is about the time before the requests ended.
+		x.applied = append(x.applied, q.applyPending(t))
 		x.reported = append(x.reported, t.apply(q.lease, p.leaseEnds, p.waits))
-		if ahead { // the report has taken out of the book what has an owner
-			x.applied = append(x.applied, q.applyPending(t))
-		}
 		parts[i] = p
 	}
 	x.parts = parts

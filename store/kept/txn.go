@@ -135,34 +135,32 @@ func (t *txn) choose(text, replaces string) error {
 	return nil
 }
 
-// heldBy calls f with what the owners hold in the units that the plan of a ledger holds in the same way.
-func (t *txn) heldBy(l *algorithms.Ledger, f func(held []int64)) {
+// heldOtherwise returns what the owners hold in the units that their plans hold as one plan does, and another does not.
+func (t *txn) heldOtherwise(p, other *algorithms.Plan) (held []int64) {
 	units, _ := t.units()
-	p := l.Plan()
-	held := make([]int64, len(p.Units()))
 	for u, name := range p.Units() {
-		kind := kindOf(p, u)
+		i, kind, n := slices.Index(units, name), kindOf(p, u), int64(0)
 		for _, o := range t.owners {
-			if i := slices.Index(units, name); i >= 0 && kind != 0 && o.kinds[i] == kind {
-				held[u] += o.held[i]
+			if i >= 0 && o.kinds[i] == kind && kind != kindIn(other, name) {
+				n += o.held[i]
 			}
 		}
+		held = append(held, n)
 	}
-	f(held)
+	return held
 }
 
-// convert returns a ledger for the plan, from the ledgers of other plans. What the owners hold is theirs under any plan. A log that is short may not contain all
-// use.
+// convert returns a ledger for the plan, from the ledgers of other plans. What the owners hold is theirs under any plan. A
+// log that is short may not contain all use.
 func (t *txn) convert(from []record) (most algorithms.Ledger) {
 	var used int64 = -1
 	for i := range from {
 		old := from[i].ledger.Clone()
-		t.heldBy(&old, func(held []int64) {
-			old.Release(held)
-			old.Settle(t.now, held, make([]int64, len(held)))
-		})
+		held := t.heldOtherwise(from[i].plan, t.plan)
+		old.Release(held)
+		old.Settle(t.now, held, make([]int64, len(held)))
 		l, sum := t.plan.Convert(old, t.now), int64(0)
-		t.heldBy(&l, l.Hold)
+		l.Hold(t.heldOtherwise(t.plan, from[i].plan))
 		for _, u := range l.Usage(t.now) {
 			sum += u.Used
 		}
@@ -312,12 +310,15 @@ func (t *txn) charge(b *booking) (f algorithms.Flight) {
 // also if its plan has none.
 func (t *txn) chargeTo(l *algorithms.Ledger, i int, b *booking, o *owner, guests bool) (f algorithms.Flight) {
 	p, cost := l.Plan(), t.of(i, b.cost)
-	if len(t.ledgers) == 1 {
-		return l.Charge(t.moment(b.at), algorithms.Request{Cost: cost, Guard: b.guard, Held: p.Concurrent() || p.Estimates()})
-	}
-	var kinds []int64
-	if o != nil {
+	kinds := t.kinds
+	switch {
+	case len(t.ledgers) == 1 && !p.Estimates():
+		return l.Charge(t.moment(b.at), algorithms.Request{Cost: cost, Guard: b.guard})
+	case len(t.ledgers) == 1:
+	case o != nil:
 		kinds = t.of(i, o.kinds)
+	default:
+		kinds = nil
 	}
 	rest, open, free := divide(p, cost, kinds, guests)
 	f = l.Charge(t.moment(b.at), algorithms.Request{Cost: rest, Guard: b.guard})
@@ -549,15 +550,16 @@ func (t *txn) refund(of *algorithms.Plan, r *store.Reservation, cost []int64, bo
 		t.changed, t.whole = true, nil
 		return
 	}
+	if b.at > t.now.At { // no ledger has it yet
+		return
+	}
 	for i := range t.ledgers {
 		l := &t.ledgers[i].ledger
 		p, cost := l.Plan(), t.of(i, b.cost)
-		held := p.Concurrent() || p.Estimates()
-		if len(t.ledgers) > 1 {
+		if len(t.ledgers) > 1 || p.Estimates() {
 			cost, _, _ = divide(p, cost, kindsIn(p, of), false)
-			held = false
 		}
-		if l.Refund(t.now, b.at, b.guard, cost, held) {
+		if l.Refund(t.now, b.at, b.guard, cost, false) {
 			t.changed, t.whole = true, nil
 		}
 	}
@@ -566,11 +568,7 @@ func (t *txn) refund(of *algorithms.Plan, r *store.Reservation, cost []int64, bo
 // kindsIn returns how another plan holds the units of a plan.
 func kindsIn(p, of *algorithms.Plan) (kinds []int64) {
 	for _, name := range p.Units() {
-		kind := int64(0)
-		if u := slices.Index(of.Units(), name); u >= 0 {
-			kind = kindOf(of, u)
-		}
-		kinds = append(kinds, kind)
+		kinds = append(kinds, kindIn(of, name))
 	}
 	return kinds
 }
