@@ -141,6 +141,8 @@ func (h *Handler) problemOf(t *trip, err error) *problem {
 		return p
 	case t.incoming.Context().Err() != nil:
 		return nil
+	case t.unusable != nil && !t.admitted.Load():
+		return h.unusable(t)
 	}
 	kind, late := describe(err)
 	p := &problem{Type: typePrefix + "upstream", Title: "The API cannot be reached", Status: http.StatusBadGateway, Reason: "unreachable"}
@@ -156,6 +158,19 @@ func (h *Handler) problemOf(t *trip, err error) *problem {
 		h.opts.Log.Warn("an upstream failed", attrs...)
 	}
 	return p
+}
+
+// unusable returns the problem of a request whose quota cannot be used until somebody acts, as without the table
+// in PostgreSQL. The log alone has the cause, which names the store.
+func (h *Handler) unusable(t *trip) *problem {
+	if now := time.Now().Unix(); t.route.logged.Swap(now) != now {
+		h.opts.Log.Error("a quota cannot be used", "route", t.route.Prefix, "policy", t.policy, "error", t.unusable)
+	}
+	return &problem{
+		Type: typePrefix + "refusals", Title: "The quota cannot be used", Status: http.StatusServiceUnavailable,
+		Detail: fmt.Sprintf("policy %q: the quota cannot be used: the log of the proxy has the cause", t.policy),
+		Policy: t.policy, Reason: "error", retryAfter: 5 * time.Second,
+	}
 }
 
 // explainTime bounds the time in which a refusal asks what the members of a pool wait for.

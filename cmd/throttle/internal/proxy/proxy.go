@@ -317,6 +317,9 @@ func (h *Handler) Observer() *throttle.Observer {
 			if t := tripOf(ctx); t != nil {
 				t.waited += i.Waited
 				t.policy = i.Policy
+				if i.Outcome() == "error" {
+					t.unusable = i.Err
+				}
 				if i.Queued {
 					h.leave(t)
 				}

@@ -180,6 +180,24 @@ func TestUpstreamFails(t *testing.T) {
 	}
 }
 
+// TestUnusableQuota checks that a request whose quota cannot be used is not reported as a failure of the API, and
+// that the log alone has the cause.
+func TestUnusableQuota(t *testing.T) {
+	b := start(t, echo, proxy.Options{}, func(b *bench) proxy.Table {
+		r := b.route(plenty)
+		r.Transport.Cost = func(*http.Request) throttle.Cost { return throttle.Cost{"fathoms": 1} }
+		return proxy.Table{Routes: []proxy.Route{r}}
+	})
+	resp := b.do("GET", "/api/x", nil)
+	p := problemOf(t, resp)
+	if p.Status != 503 || p.Reason != "error" || p.Policy != "test" || resp.Header.Get("Retry-After") != "5" || strings.Contains(p.Detail, "fathoms") {
+		t.Errorf("%+v", p)
+	}
+	if log := b.log.String(); !strings.Contains(log, "a quota cannot be used") || !strings.Contains(log, "fathoms") {
+		t.Errorf("the log is %s", log)
+	}
+}
+
 // TestTLS checks that the certificate of an upstream is verified.
 func TestTLSIsVerified(t *testing.T) {
 	if c := proxy.NewBase(0, 0).TLSClientConfig; c.InsecureSkipVerify || c.RootCAs != nil {

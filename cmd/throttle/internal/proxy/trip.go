@@ -38,6 +38,7 @@ type trip struct {
 	// The fields below belong to the goroutine of the request.
 	waited       time.Duration
 	policy, tier string
+	unusable     error  // why the quota that was asked last cannot be used; nil if it can
 	member       string // of a pool, that has admitted the request
 	status       int    // of the response
 	page         bool   // the request is for a page of the proxy
