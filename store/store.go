@@ -1,7 +1,7 @@
 // Package store defines the contract between a limiter and the store of its quota: the memory of
 // one process (package local), a file that a machine shares (package host) or a server that a fleet
-// shares (package distributed). The root package aliases the types that its users need. Package
-// storetest has the contract as tests.
+// shares (package distributed, and the module postgres). The root package aliases the types that its
+// users need. Package storetest has the contract as tests.
 //
 // A store implements [Store] and [Quota]. A Quota may implement five more interfaces. A limiter
 // asks for each of them alone, and does without those that are missing:

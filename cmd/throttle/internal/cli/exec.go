@@ -32,9 +32,8 @@ The command gets the standard input, output and error as they are. After a secon
 throttle reports on the standard error that it waits.
 
 A policy that counts until the end of a request, such as '20;algo=concurrency',
-needs --redis or --store. Then throttle stays, passes signals on, and reports the
-end of the command. If throttle itself is killed, its place is free after ten
-seconds.
+makes throttle stay, pass signals on, and report the end of the command. If
+throttle itself is killed, its place is free after ten seconds.
 
 With --json a refusal is JSON, on the standard error.
 

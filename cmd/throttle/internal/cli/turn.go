@@ -53,8 +53,8 @@ it, too, if its policy has that name.
 
 They should give the same policy. If they don't, tiers with the same algorithm,
 window and unit keep what is charged, and each command admits what its own policy
-allows beside that. A file forgets a tier that a policy lacks when that policy is
-used.
+allows beside that. A file and PostgreSQL forget a tier that a policy lacks when
+that policy is used, unless a command has used the tier within the last minute.
 
 A request counts from its turn until --guard later, when the API has received it at
 the latest. Make --guard longer if the time that the command needs until its
