@@ -50,7 +50,7 @@
 // a session. So it works through PgBouncer in transaction mode, except that LISTEN is silent there:
 // set Options.PollOnly.
 //
-// A pool has up to MaxConns connections, 4 or the number of processors, and keeps idle ones for
+// A pool has up to MaxConns connections, 4 or the number of processors if more, and keeps idle ones for
 // MaxConnIdleTime, 30 minutes by default. It looks for them each HealthCheckPeriod, a minute by
 // default. So the pools of 200 processes may exceed the server's max_connections, although most are
 // idle. Use PgBouncer, or set all three, in the URL or in a pgxpool.Config:

@@ -21,6 +21,7 @@ var (
 	errConflict     = errors.New("another process inserted the row first")
 	errUnwritten    = errors.New("the server did not write a row: row-level security or a trigger hides it")
 	errReplica      = errors.New("the server is a read replica: connect to the primary")
+	errStrayAt      = errors.New("postgres: the URL of the pool has an @ behind the host: write @ / ? and # in a password as %40 %2F %3F and %23")
 	errAnotherShape = errors.New("the table has other columns: use another Options.Table, or drop it and call Migrate")
 )
 

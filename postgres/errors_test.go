@@ -105,6 +105,31 @@ func TestRowLevelSecurityIsAnError(t *testing.T) {
 	wantError(t, k.Update(t.Context(), names("a"), put("y")), "row-level security or a trigger", false)
 }
 
+// TestPasswordThatEndsTheHost checks that a password which is not escaped in a URL, so that pgx takes a part of it
+// for the name of the database, is refused without that part.
+func TestPasswordThatEndsTheHost(t *testing.T) {
+	t.Parallel()
+	for address, want := range map[string]error{
+		"postgres://u:1/canary@h/d":                       errStrayAt,
+		"postgresql://u:ca@1/canary@h/d?sslmode=disable":  errStrayAt,
+		"postgres://u:ca%2F%40nary@h/d":                   nil,
+		"postgres://u@h/a%40b?application_name=a@b":       nil,
+		"user=u password='://a/canary@b' host=h dbname=d": nil,
+	} {
+		pool, err := pgxpool.New(t.Context(), address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pool.Close()
+		if _, err := New(pool, Options{}); err != want {
+			t.Errorf("%s: New returns %v, want %v", address, err, want)
+		}
+		if err := Migrate(t.Context(), pool, Options{Timeout: time.Millisecond}); (err == errStrayAt) != (want == errStrayAt) {
+			t.Errorf("%s: Migrate returns %v", address, err)
+		}
+	}
+}
+
 func TestPasswordsStayOutOfErrors(t *testing.T) {
 	t.Parallel()
 	const canary = "canary"

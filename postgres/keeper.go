@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -37,10 +38,22 @@ func newKeeper(pool *pgxpool.Pool, o Options) (*keeper, error) {
 	if err != nil {
 		return nil, err
 	}
+	if hasStrayAt(pool.Config().ConnString()) {
+		return nil, errStrayAt
+	}
 	return &keeper{
 		pool: pool, table: t, timeout: o.Timeout, sql: newStatements(t, o),
 		turns: make(chan struct{}, o.Conns), acquiring: make(chan struct{}, 1), journal: journal{to: o.Log},
 	}, nil
+}
+
+// hasStrayAt reports whether the path of a URL contains an @. Then a password contains a / that ends the host, and
+// the errors of pgx would show the rest of the password as the name of the database.
+func hasStrayAt(url string) bool {
+	scheme, rest, _ := strings.Cut(url, "://")
+	rest, _, _ = strings.Cut(rest, "?")
+	_, path, _ := strings.Cut(rest, "/")
+	return (scheme == "postgres" || scheme == "postgresql") && strings.Contains(path, "@")
 }
 
 // mostTries is how often Update begins a transaction before it gives up. Each connection of the pool may

@@ -99,7 +99,8 @@ var _ store.Store = (*Store)(nil)
 const mostStamps = 512
 
 // New returns a Store in the database of a pool. It sends nothing: the first quota that is used finds out
-// whether the table exists. The pool must stay open while the Store is in use.
+// whether the table exists. The pool must stay open while the Store is in use. New returns an error for an
+// option out of its range, and for a URL of the pool whose password is not escaped.
 func New(pool *pgxpool.Pool, o Options) (*Store, error) {
 	if pool == nil {
 		return nil, errors.New("postgres: pool is nil")

@@ -158,7 +158,7 @@ func (p *place) error(err error) error {
 
 // diagnose returns why a server cannot be used. The store tries again for as long as it may, and then
 // knows only that it had no answer. One more try has the cause: a refused connection, a name without
-// an address, or a wrong password. The result has neither a user nor a password.
+// an address, or a wrong password. The result has no password.
 func (p *place) diagnose(err error) error {
 	late := errors.Is(err, context.DeadlineExceeded)
 	var cause error

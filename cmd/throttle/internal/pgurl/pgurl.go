@@ -143,7 +143,8 @@ func Where(url string) string {
 	return "PostgreSQL at " + net.JoinHostPort(c.Host, strconv.Itoa(int(c.Port)))
 }
 
-// Ping opens a connection and closes it. The error has neither the user nor the database, and one line.
+// Ping opens a connection and closes it. The error has one line and no password. It has the user or the database
+// only where the server names them.
 func Ping(ctx context.Context, url string) error {
 	pool, _, err := Parse(url)
 	if err != nil {
