@@ -67,9 +67,9 @@ func (a *aligned) opened(_ *state, now Moment) int64 {
 // misdated reports whether the date of the last landing was wrong. It was at last, in the window
 // numbered landed, and the wall clock has since stepped back to before the window before that one.
 // Its units then belong in the window that the clock now shows for last. Otherwise the units of all
-// windows until the wrong date would count as those of one window. If nothing has landed yet, last is zero.
+// windows until the wrong date would count as those of one window. If nothing has landed yet, both are zero.
 func (a *aligned) misdated(now Moment, landed, last int64) bool {
-	return last > 0 && a.end(now, landed) > last+a.wrong
+	return (landed != 0 || last != 0) && a.end(now, landed) > last+a.wrong
 }
 
 // ended reports whether the window numbered landed, of a landing at last, has ended.

@@ -97,8 +97,8 @@ func TestMethodsOfATypeAreInFewFiles(t *testing.T) {
 	}
 }
 
-// stores are the packages whose types are quotas.
-var stores = []string{"local", "host", "distributed", "store", "store/storetest", "throttletest"}
+// stores are the packages whose types are quotas, and those that test them.
+var stores = []string{"local", "host", "distributed", "store", "store/kept", "store/storetest", "throttletest", "internal/kepttwin"}
 
 func TestNoTypePretendsToBeAQuota(t *testing.T) {
 	_, all := library(t)

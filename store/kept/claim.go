@@ -94,9 +94,6 @@ func (c *claim) decide() (results []result) {
 		p.book = slices.Grow(p.book, max(0, min(c.room, len(c.requests))))
 	}
 	for i := range c.requests[:min(len(c.requests), mostAClaim)] {
-		if i > 0 && slices.ContainsFunc(c.parts, func(p *part) bool { return p.ahead != nil }) { // others wait for places
-			break
-		}
 		r := &c.requests[i]
 		got, ok := c.decideOne(r, len(results) == 0)
 		if !ok {
@@ -323,7 +320,13 @@ func (c *claim) decider(tier int) (part, own int) {
 // isInTurn reports whether the process may reserve a request in this turn, beside those that it has reserved.
 func (c *claim) isInTurn(got *result, r *store.Request) bool {
 	t := &c.turn
-	return got.at <= c.parts[0].now.At || !t.begun || t.tier < 0 || c.amount(r) <= t.left
+	switch {
+	case slices.ContainsFunc(c.parts, func(p *part) bool { return p.ahead != nil }): // others wait for places
+		return false
+	case got.at <= c.parts[0].now.At || !t.begun || t.tier < 0:
+		return true
+	}
+	return c.amount(r) <= t.left
 }
 
 // amount returns what a request costs in the tier of the turn.

@@ -439,7 +439,7 @@ func TestPlacesAreShared(t *testing.T) {
 		if use < 0.9*alone {
 			t.Errorf("%.3f of the places are in use, want 0.9 of %.3f", use, alone)
 		}
-		if slices.Min(got)*10 < slices.Max(got)*8 {
+		if slices.Min(got)*100 < slices.Max(got)*65 { // the farthest polls with trips of 80 ms
 			t.Errorf("by process: %v", got)
 		}
 	})

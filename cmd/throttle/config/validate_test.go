@@ -243,7 +243,6 @@ func TestProblems(t *testing.T) {
 		{route("policy: 5/s; set: {A: \"${X}\"}"), "has a ${…} of neither env: nor file:"},
 		{route("policy: 5/s; set: {A: \"${env:a b}\"}"), "refers to a variable whose name is not made of"},
 		{route("policy: 5/s; set: {A: \"${file:}\"}"), "refers to a file without a path"},
-		{"store: {file: q.db}\nroutes:\n  /x: {to: https://api.anthropic.com, preset: anthropic, with: {requests: 1, input: 1, output: 1}}", "3:3 routes./x has the tier"},
 		{"observability: {log: loud}\n" + minimal, `1:22 observability.log is "loud": it must be debug, info, warn, error or off`},
 		{"observability: {page: 1}\n" + minimal, "1:23 observability.page is a number: it must be true or false"},
 		{"observability: {listen: \":9411\"}\n" + minimal, `1:25 observability.listen is ":9411", without a host: write 127.0.0.1:9411 for this machine alone, or 0.0.0.0:9411 if other`},
