@@ -261,6 +261,14 @@ func TestProblems(t *testing.T) {
 	}
 }
 
+// TestFileKeepsEstimates checks that a file may keep the quotas of a preset with estimates.
+func TestFileKeepsEstimates(t *testing.T) {
+	text := "store: {file: q.db}\nroutes:\n  /x: {to: https://api.anthropic.com, preset: anthropic, with: {requests: 1, input: 1, output: 1}}"
+	if got := problems(t, text); len(got) > 0 {
+		t.Errorf("%s\nhas %q", text, got)
+	}
+}
+
 // Errors of references name the variable or the file, and the field.
 func TestReferences(t *testing.T) {
 	l := config.Loader{
