@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/store/kept"
 )
 
@@ -52,4 +54,32 @@ func TestManyPlansShareOneValue(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A quota whose plan is replaced again and again keeps none of the plans in between.
+func TestReplacedPlansAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		plan := func(limit int64) *algorithms.Plan {
+			p, err := algorithms.NewPlan([]algorithms.Tier{{Limit: limit, Window: time.Second}}, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return p
+		}
+		f := newFleet(t, time.Millisecond)
+		first, err := f.stores[0].Open("replaced", plan(1), func(store.Call) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q := first
+		for i := range int64(100) {
+			if err := q.(store.Lifecycle).Change(t.Context(), plan(i+2)); err != nil {
+				t.Fatal(err)
+			}
+			q, _ = first.(store.Lifecycle).Successor()
+		}
+		if n := kept.Successors(first); n > 1 {
+			t.Errorf("the first quota keeps %d successors, want 1", n)
+		}
+	})
 }
