@@ -41,7 +41,7 @@ const (
 	begin  = "BEGIN ISOLATION LEVEL READ COMMITTED"
 	notify = "SELECT pg_notify('throttle_' || $1::regclass::oid, $2)"
 	number = "SELECT $1::regclass::oid, pg_backend_pid()," +
-		" (SELECT sum(numbackends)::int FROM pg_stat_database), current_setting('max_connections')::int"
+		" (SELECT coalesce(sum(numbackends), 0)::int FROM pg_stat_database), current_setting('max_connections')::int"
 )
 
 // statements are the statements about one table.

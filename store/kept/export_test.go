@@ -3,6 +3,8 @@ package kept
 import (
 	"encoding/binary"
 	"hash/crc32"
+
+	"github.com/apithrottle/throttle/store"
 )
 
 // Reencode decodes a value and encodes it again.
@@ -26,4 +28,19 @@ func sign(b []byte) {
 	default:
 		binary.BigEndian.PutUint32(b[1:], crc32.Checksum(b[headLen:], crcTable))
 	}
+}
+
+// Entries returns of how many keys the store knows something.
+func (s *Store) Entries() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.entries)
+}
+
+// Successors returns how many quotas a quota keeps that have replaced it.
+func Successors(q store.Quota) (n int) {
+	for of := q.(*reserving).next; of != nil; of = of.next {
+		n++
+	}
+	return n
 }

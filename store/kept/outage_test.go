@@ -3,6 +3,8 @@ package kept_test
 import (
 	"context"
 	"errors"
+	"runtime"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -129,5 +131,69 @@ func TestQuotaThatNobodyHasUsedIsNotLost(t *testing.T) {
 			t.Errorf("%d calls of OnLost", lost)
 		}
 		time.Sleep(time.Minute)
+	})
+}
+
+// A function that learns of a loss may call the limiter and end its goroutine. Callers go on at once.
+func TestOnLostMayDoAsItLikes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := keptmem.New()
+		var l *throttle.Limiter
+		var called atomic.Int64
+		s := kept.New(server.Client(time.Millisecond), kept.Options{Name: "kept", Ahead: true, OnLost: func([]byte) {
+			called.Add(1)
+			if err := l.Pause(t.Context(), time.Second); err != nil {
+				t.Error(err)
+			}
+			runtime.Goexit()
+		}})
+		l, err := throttle.New(throttle.Policy{Name: "lost", Tiers: []throttle.Tier{throttle.PerSecond(10)}}, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			if err := l.Wait(ctx); err != nil {
+				t.Error(err)
+			}
+			cancel()
+			server.Drop()
+		}
+		time.Sleep(2 * time.Minute) // the store listens on
+		if called.Load() < 2 {
+			t.Errorf("%d calls of OnLost, want 2", called.Load())
+		}
+	})
+}
+
+// A function that learns of a threshold may end its goroutine. The store still reports.
+func TestAlertMayEndItsGoroutine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, time.Millisecond)
+		called := make(chan throttle.Alert, 1)
+		l, err := throttle.New(throttle.Policy{
+			Name: "alert", AlertAt: []int{50}, Alert: func(a throttle.Alert) {
+				called <- a
+				runtime.Goexit()
+			},
+			Tiers: []throttle.Tier{{Limit: 100, Algorithm: throttle.Calendar, Period: throttle.Month, Unit: "cents", Budget: true, Estimated: true}},
+		}, f.stores[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		permit, err := l.Acquire(t.Context(), throttle.Cost{"cents": 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		if err := permit.Settle(throttle.Cost{"cents": 60}); err != nil {
+			t.Fatal(err)
+		}
+		<-called
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := f.stores[0].Flush(ctx); err != nil {
+			t.Error(err)
+		}
 	})
 }

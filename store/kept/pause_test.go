@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/keptmem"
 	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/store/kept"
 )
@@ -251,4 +252,31 @@ func (m *mortal) Update(ctx context.Context, names [][]byte, change func(kept.Vi
 		return store.ErrUnavailable
 	}
 	return m.Keeper.Update(ctx, names, change)
+}
+
+// A key that is closed during a pause is forgotten when the pause ends, and not before.
+func TestClosedKeysAreForgottenAfterTheirPause(t *testing.T) {
+	for _, ahead := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			s := kept.New(keptmem.New().Client(time.Millisecond), kept.Options{Name: "kept", Ahead: ahead})
+			for range 3 {
+				l, err := throttle.New(throttle.Policy{Name: "paused", Tiers: []throttle.Tier{throttle.PerSecond(5)}}, s)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := l.Pause(t.Context(), time.Minute); err != nil {
+					t.Fatal(err)
+				}
+				l.Close()
+			}
+			time.Sleep(50 * time.Second)
+			if n := s.Entries(); n != 1 {
+				t.Errorf("%d entries during the pause, want 1", n)
+			}
+			time.Sleep(time.Minute)
+			if n := s.Entries(); n != 0 {
+				t.Errorf("%d entries after the pause, want 0", n)
+			}
+		})
+	}
 }

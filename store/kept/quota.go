@@ -81,12 +81,14 @@ func (q *quota) newest() *quota {
 func (q *quota) successor() *quota {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.next == nil {
-		plan, version := q.line.Newest()
-		q.next = newQuota(q.entry, plan, q.line, version, q.calls)
-		q.next.replaces, q.next.seen = q.text, q.seen
-		q.next.seen.ledger = q.next.plan.Convert(q.seen.ledger, q.seen.now)
+	if q.next != nil { // those in between are not needed any more
+		q.next = q.next.newest()
+		return q.next
 	}
+	plan, version := q.line.Newest()
+	q.next = newQuota(q.entry, plan, q.line, version, q.calls)
+	q.next.replaces, q.next.seen = q.text, q.seen
+	q.next.seen.ledger = q.next.plan.Convert(q.seen.ledger, q.seen.now)
 	return q.next
 }
 

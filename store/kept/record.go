@@ -27,7 +27,7 @@ func (q *quota) record(p *part, x *transaction, i int) {
 		q.notify(c.change, c.left)
 	}
 	if p.lost {
-		q.reportLoss()
+		go q.reportLoss()
 	}
 	if left := q.pausedFor(); left > 0 {
 		q.store.news.want(q)
@@ -120,7 +120,8 @@ func (e *entry) keepCrossed(crossed []algorithms.Crossing) {
 	e.crossed = append(e.crossed, crossed...)
 }
 
-// tellCrossed passes the crossings that no caller has received to the function of the last settlement.
+// tellCrossed passes the crossings that no caller has received to the function of the last settlement. That calls functions
+// of the user, which may end their goroutine.
 func (e *entry) tellCrossed() {
 	if e.lease == nil {
 		return
@@ -132,7 +133,7 @@ func (e *entry) tellCrossed() {
 		return
 	}
 	if crossed := e.takeCrossed(); crossed != nil {
-		f(crossed)
+		go f(crossed)
 	}
 }
 
@@ -144,6 +145,7 @@ func (e *entry) takeCrossed() (crossed []algorithms.Crossing) {
 	return crossed
 }
 
+// reportLoss calls functions of the user. They may call the limiter, or end their goroutine.
 func (q *quota) reportLoss() {
 	o := &q.store.options
 	if o.Log != nil {

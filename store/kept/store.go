@@ -81,7 +81,8 @@ type entry struct {
 	// turn contains a value during a transaction.
 	turn chan struct{}
 
-	openers int // guarded by Store.mu
+	openers int         // guarded by Store.mu
+	forgets *time.Timer // forgets the entry after a pause. Guarded by Store.mu
 
 	mu sync.Mutex // guards all below
 	// watchers are those of waiting callers.
@@ -184,11 +185,19 @@ func (e *entry) close() {
 	e.store.forget(e)
 }
 
-// forget forgets an entry without openers that has nothing to report.
+// forget forgets an entry without openers that has nothing to report, when it knows of no pause any more.
 func (s *Store) forget(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e.openers == 0 && e.isIdle() && s.entries[string(e.name)] == e {
+	switch left := e.pausedFor(); {
+	case e.openers > 0 || s.entries[string(e.name)] != e:
+	case left > 0:
+		if e.forgets == nil {
+			e.forgets = time.AfterFunc(left, func() { s.forget(e) })
+		} else {
+			e.forgets.Reset(left)
+		}
+	case e.isIdle():
 		delete(s.entries, string(e.name))
 	}
 }
@@ -197,11 +206,8 @@ func (s *Store) forget(e *entry) {
 func (e *entry) isIdle() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.lease.isIdle() && len(e.pending) == 0 && !e.isPaused()
+	return e.lease.isIdle() && len(e.pending) == 0 && !time.Now().Before(e.paused)
 }
-
-// isPaused reports whether this process knows of a pause that is in force. It needs mu.
-func (e *entry) isPaused() bool { return time.Now().Before(e.paused) }
 
 // isAlone reports whether this process has begun a pause that the keeper does not have.
 func (e *entry) isAlone() bool {

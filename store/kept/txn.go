@@ -1,6 +1,7 @@
 package kept
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"slices"
 
@@ -41,9 +42,16 @@ type txn struct {
 // idleRecord is how long a plan without decisions keeps a ledger of its own beside others, in µs.
 const idleRecord = 60_000_000
 
+// mostRecords is how many plans have ledgers of their own at a time, and fewest how many have them in a value that is large.
+// Processes that adapt their limits may decide by a plan each, and every request is charged to all ledgers.
+const (
+	mostRecords   = 8
+	fewestRecords = 2
+)
+
 // begin reads a value of a quota.
 func begin(value []byte, v View, q *quota) (*txn, error) {
-	t, known := &txn{plan: q.plan}, q.remembers()
+	t, known := &txn{plan: q.plan, size: len(value)}, q.remembers()
 	if value != nil {
 		var err error
 		if t.state, err = parse(value); err == nil {
@@ -65,7 +73,7 @@ func begin(value []byte, v View, q *quota) (*txn, error) {
 	t.pauseLeases(t.lease)
 	t.commit()
 	t.expireOwners()
-	t.size, t.known = len(value), len(t.owners)
+	t.known = len(t.owners)
 	return t, nil
 }
 
@@ -128,11 +136,22 @@ func (t *txn) choose(text, replaces string) error {
 	}
 	t.ledgers[t.own].used = t.now.At
 	if len(t.ledgers) > 1 {
-		t.remap(slices.DeleteFunc(slices.Clone(t.ledgers), func(r record) bool { return r.text != text && r.used < t.now.At-idleRecord }))
+		t.remap(t.recent(text))
 		t.own = slices.IndexFunc(t.ledgers, is)
 	}
 	t.indexUnits()
 	return nil
+}
+
+// recent returns the ledgers that are kept beside that of a text: of the plans that were used last, in their order.
+func (t *txn) recent(text string) []record {
+	most := mostRecords
+	if t.size > MostBytes/2 {
+		most = fewestRecords
+	}
+	recent := slices.SortedFunc(slices.Values(t.ledgers), func(a, b record) int { return cmp.Compare(b.used, a.used) })
+	oldest := max(t.now.At-idleRecord, recent[min(most, len(recent))-1].used)
+	return slices.DeleteFunc(slices.Clone(t.ledgers), func(r record) bool { return r.text != text && r.used < oldest })
 }
 
 // heldOtherwise returns what the owners hold in the units that their plans hold as one plan does, and another does not.

@@ -1,0 +1,85 @@
+package kept_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
+	"github.com/apithrottle/throttle/store/kept"
+)
+
+// Processes that adapt their limits decide by a plan each. The value has room for few of them, and the quota goes on.
+func TestManyPlansShareOneValue(t *testing.T) {
+	for name, tiers := range map[string]func(n int64) []throttle.Tier{
+		"small": func(n int64) []throttle.Tier { return []throttle.Tier{{Limit: 400 + n, Window: time.Hour}} },
+		"logs": func(n int64) []throttle.Tier {
+			return []throttle.Tier{{Limit: 400 + n, Window: time.Hour, Algorithm: throttle.SlidingLog}}
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			const processes = 40
+			f := newFleet(t, slices.Repeat([]time.Duration{time.Millisecond}, processes)...)
+			for round := range 10 {
+				for i, s := range f.stores {
+					l, err := throttle.New(throttle.Policy{Name: "plans", Tiers: tiers(int64(i)), Guard: time.Second}, s)
+					if err != nil {
+						t.Fatal(err)
+					}
+					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+					if err := l.Wait(ctx); err != nil {
+						t.Errorf("%s: round %d, process %d: %v", name, round, i, err)
+					}
+					cancel()
+					time.Sleep(time.Second)
+				}
+			}
+			if n := len(f.server.Value(kept.Name("plans"))); n > kept.MostBytes*3/4 {
+				t.Errorf("%s: the value has %d bytes", name, n)
+			}
+			time.Sleep(time.Hour)
+			l, err := throttle.New(throttle.Policy{Name: "plans", Tiers: tiers(0), Guard: time.Second}, f.stores[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := int64(0)
+			for ; l.Allow(); n++ {
+			}
+			if want := tiers(0)[0].Limit; n != want {
+				t.Errorf("%s: %d of %d admitted after a quiet hour", name, n, want)
+			}
+		})
+	}
+}
+
+// A quota whose plan is replaced again and again keeps none of the plans in between.
+func TestReplacedPlansAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		plan := func(limit int64) *algorithms.Plan {
+			p, err := algorithms.NewPlan([]algorithms.Tier{{Limit: limit, Window: time.Second}}, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return p
+		}
+		f := newFleet(t, time.Millisecond)
+		first, err := f.stores[0].Open("replaced", plan(1), func(store.Call) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q := first
+		for i := range int64(100) {
+			if err := q.(store.Lifecycle).Change(t.Context(), plan(i+2)); err != nil {
+				t.Fatal(err)
+			}
+			q, _ = first.(store.Lifecycle).Successor()
+		}
+		if n := kept.Successors(first); n > 1 {
+			t.Errorf("the first quota keeps %d successors, want 1", n)
+		}
+	})
+}
