@@ -4,9 +4,6 @@ import (
 	"cmp"
 	"encoding/binary"
 	"slices"
-	"time"
-
-	"github.com/apithrottle/throttle/internal/timing"
 )
 
 // A booking is a request that is reserved for an instant to come. No ledger has it yet: if it is
@@ -137,22 +134,6 @@ func (s *state) giveBack(want *booking) bool {
 		}
 	}
 	return false
-}
-
-// takeFree returns the index of the first free booking from an instant on that a request can take over, or
-// -1. The request counts for its guard, less slack at most, and no longer than the booking. The farther away the booking
-// is, the less the slack: else the clocks part until then by more than the request is valid.
-func (t *txn) takeFree(from int64, cost []int64, guard int64, slack time.Duration) int {
-	for i := range t.book {
-		b := &t.book[i]
-		if b.free && b.at >= max(from, t.takesFrom) && fits(cost, b.cost) {
-			shorter := max(0, slack-timing.Parting(t.now.Until(b.at)))
-			if b.guard >= guard-shorter.Microseconds() {
-				return i
-			}
-		}
-	}
-	return -1
 }
 
 // fits reports whether no amount of a cost is above that of another.

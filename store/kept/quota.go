@@ -182,21 +182,6 @@ func (q *quota) Arrived(d store.Decision, cost []int64) {
 	q.notify(store.Freed, 0)
 }
 
-// endProbe ends the wait for the response to a probe with the next transaction.
-func (e *entry) endProbe(d store.Decision, answered bool) {
-	if !d.Probe {
-		return
-	}
-	e.mu.Lock()
-	delete(e.probes, d.Epoch)
-	e.mu.Unlock()
-	e.enqueue(func(t *txn) {
-		if t.pause.EndProbe(d, answered) {
-			t.changed, t.urgent = true, true
-		}
-	})
-}
-
 // Release is recorded with the next transaction, or soon.
 func (q *quota) Release(d store.Decision, cost []int64) {
 	if q.lease != nil && q.given.Concurrent() {
@@ -257,9 +242,6 @@ func (q *quota) reportAfter(delay time.Duration) {
 		return err
 	})
 }
-
-// mustReport reports whether the keeper lacks something that this process knows. It needs mu.
-func (e *entry) mustReport() bool { return len(e.pending) > 0 || e.lease.differs() }
 
 // Observe is recorded with the next transaction.
 func (q *quota) Observe(d store.Decision, cost []int64, seen []store.Observation) {

@@ -69,13 +69,6 @@ func (t *trip) make(ctx context.Context) (got []store.Decision, err error) {
 	return got, err
 }
 
-// hasFailed reports whether the last transaction failed.
-func (e *entry) hasFailed() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.failed
-}
-
 // prepare sets the terms, before the transaction is sent.
 func (t *trip) prepare(parts []*part) {
 	var way, hold, most time.Duration

@@ -2,11 +2,14 @@ package kept
 
 import (
 	"cmp"
+	"fmt"
 	"math/rand/v2"
 	"slices"
+	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/pause"
+	"github.com/apithrottle/throttle/internal/timing"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -613,4 +616,32 @@ func (t *txn) tiers() []store.TierStatus {
 		s.Limited, s.RetryAfter, s.ResetAfter = true, max(s.RetryAfter, ends, t.now.Until(u.Next)), max(s.ResetAfter, t.now.Until(u.Fresh))
 	}
 	return tiers
+}
+
+// checkSize returns an error if a value is too large, or has no room for one more process.
+func (t *txn) checkSize(value []byte, ahead bool) error {
+	switch {
+	case !ahead:
+	case len(t.owners) > t.known && len(appendOwners(nil, t.owners, t.last)) > MostBytes*3/4:
+		return fmt.Errorf("%d processes hold or wait for places or estimates of the quota, and its value has no room for more: let fewer processes share it, or use package distributed", t.known)
+	case len(value) > MostBytes:
+		return fmt.Errorf("the value of the quota has %d bytes, and %d at most: use shorter windows, or package distributed", len(value), MostBytes)
+	}
+	return nil
+}
+
+// takeFree returns the index of the first free booking from an instant on that a request can take over, or
+// -1. The request counts for its guard, less slack at most, and no longer than the booking. The farther away the booking
+// is, the less the slack: else the clocks part until then by more than the request is valid.
+func (t *txn) takeFree(from int64, cost []int64, guard int64, slack time.Duration) int {
+	for i := range t.book {
+		b := &t.book[i]
+		if b.free && b.at >= max(from, t.takesFrom) && fits(cost, b.cost) {
+			shorter := max(0, slack-timing.Parting(t.now.Until(b.at)))
+			if b.guard >= guard-shorter.Microseconds() {
+				return i
+			}
+		}
+	}
+	return -1
 }
