@@ -130,11 +130,11 @@ func (s *state) remove(in slot, cost []int64, held bool) bool {
 }
 
 // addEstimates adds the estimated part of a held request to what is in flight, or removes it if
-// sign is -1. That part has no slot, because its landing is not bounded by the guard.
+// sign is -1, as far as there are estimates. That part has no slot, because its landing is not bounded by the guard.
 func (s *state) addEstimates(cost []int64, sign int64) {
 	for u, estimated := range s.plan.estimated {
 		if estimated {
-			s.word[u] = max(0, s.word[u]+sign*cost[u])
+			s.word[u] += max(sign*cost[u], -s.estimatesInFlight(u))
 		}
 	}
 }
