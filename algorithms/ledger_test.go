@@ -550,14 +550,14 @@ func TestCancelOfFullLog(t *testing.T) {
 
 // Settling more than there are estimates takes nothing off other requests in flight, and leaves a ledger that can be decoded.
 func TestSettleLeavesOthersInFlight(t *testing.T) {
-	p, err := algorithms.NewPlan([]algorithms.Tier{{Limit: 100, Window: time.Second, Unit: "tokens", Estimated: true}}, time.Minute)
+	p, err := NewPlan([]Tier{{Limit: 100, Window: time.Second, Unit: "tokens", Estimated: true}}, time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
 	l := p.NewLedger()
-	now := algorithms.Moment{At: 1_000_000, Wall: 1_000_000}
-	l.Charge(now, algorithms.Request{Cost: []int64{7}})
-	l.Charge(now, algorithms.Request{Cost: []int64{3}, Held: true})
+	now := Moment{At: 1_000_000, Wall: 1_000_000}
+	l.Charge(now, Request{Cost: []int64{7}})
+	l.Charge(now, Request{Cost: []int64{3}, Held: true})
 	l.Settle(now, []int64{5}, []int64{0})
 	if n := l.Usage(now)[0].Used; n != 7 {
 		t.Errorf("%d used, want 7", n)

@@ -3,6 +3,7 @@ package kept
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -76,8 +77,25 @@ func begin(value []byte, v View, q *quota) (*txn, error) {
 	t.pauseLeases(t.lease)
 	t.commit()
 	t.expireOwners()
+	if q.store.options.Ahead && len(t.owners) == 0 {
+		t.holdNothing()
+	}
 	t.known = len(t.owners)
 	return t, nil
+}
+
+// holdNothing frees all places and estimates: no process has any. What the ledgers of releases that hold a unit in another way
+// have counted then ends, too.
+func (t *txn) holdNothing() {
+	for i := range t.ledgers {
+		l := &t.ledgers[i].ledger
+		n := len(l.Plan().Units())
+		all := slices.Repeat([]int64{math.MaxInt64}, n)
+		l.Release(all)
+		if l.Plan().Estimates() {
+			l.Settle(t.now, all, make([]int64, n))
+		}
+	}
 }
 
 // checkClock compares the clock with the earliest time that it may show by the process's estimate. If that is later,
