@@ -21,7 +21,7 @@
 // bucket and 300 for 5/s + 60 per 20 s, and 180 bytes of WAL besides. A process holds the row for
 // one round trip, so 20 ms away from the server it holds up the others for 20 ms at a time.
 //
-// While callers wait, a process reserves the times of up to a Horizon in one transaction, 256
+// While callers wait, a process reserves a Horizon of times in one transaction, 256
 // requests at most. Nested quotas are rows that one transaction locks in the order of their names.
 // A fleet at rest makes no transaction, and holds no connection but those that its pools keep.
 //
@@ -65,7 +65,8 @@
 //
 // # Pauses and fairness
 //
-// Callers of a process go first in, first out, by class. Processes take equal turns. Pauses, bans,
+// Callers of a process go first in, first out, by class. Processes take equal turns, but a window that
+// opens for many requests at one instant goes to those that ask just before it. Pauses, bans,
 // probes after them, their ends and new states of a quota are sent with NOTIFY. Waiting processes
 // stop about 10 ms after a pause, or 0.15 s if they are busy; with Options.PollOnly within 500 ms.
 // Nothing else is sent, because NOTIFY takes a lock that all databases of the server share

@@ -30,8 +30,8 @@ type Options struct {
 	// zero, 1 s.
 	Timeout time.Duration
 
-	// Horizon is how long the turn of a process is: it reserves the times within a Horizon behind the
-	// first one, at least one. If zero, 500 ms.
+	// Horizon is how long the turn of a process is: of the times to come it reserves as many as the tier
+	// that decides admits in a Horizon, at least one. If zero, 500 ms.
 	Horizon time.Duration
 
 	// Lease is how long a process holds permits of a Concurrency tier, and estimates, after its last
