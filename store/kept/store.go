@@ -2,6 +2,7 @@ package kept
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
@@ -41,6 +42,9 @@ type Options struct {
 	OnLost func(name []byte)
 	// Log receives warnings for an operator. If nil, nothing is logged.
 	Log *slog.Logger
+	// Busy returns the error of a caller whose context ended while another transaction of this process had the
+	// name. If nil, the error names no reason.
+	Busy func(context.Context) error
 	// Wall returns Unix time in µs by the keeper's clock, as nearly as this process knows it. If nil, the
 	// clock of this process.
 	Wall func() int64

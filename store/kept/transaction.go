@@ -119,6 +119,9 @@ func (s *Store) takeTurns(ctx context.Context, order []*quota) (leave func(), er
 		case order[taken].turn <- struct{}{}:
 		case <-ctx.Done():
 			leave()
+			if s.options.Busy != nil {
+				return nil, s.options.Busy(ctx)
+			}
 			return nil, fmt.Errorf("%s: %w: %w", s.options.Name, store.ErrUnavailable, ctx.Err())
 		}
 	}
