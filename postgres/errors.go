@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/puddle/v2"
 
 	"github.com/apithrottle/throttle/store"
+	"github.com/apithrottle/throttle/store/kept"
 )
 
 var (
@@ -104,6 +105,8 @@ func (k *keeper) explain(err error) error {
 		return nil
 	case errors.As(err, &change):
 		return change.error
+	case errors.Is(err, puddle.ErrClosedPool):
+		err = fmt.Errorf("%w: %w", kept.ErrClosed, err)
 	case k.isTransient(err):
 		return &unavailableError{k.table, err}
 	}
@@ -118,8 +121,7 @@ func (k *keeper) isTransient(err error) bool {
 	case code != "":
 		return slices.ContainsFunc(transient, func(t string) bool { return strings.HasPrefix(code, t) })
 	}
-	return !errors.Is(err, errUnwritten) && !errors.Is(err, errAnotherShape) &&
-		!errors.Is(err, puddle.ErrClosedPool) && !errors.As(err, &certificate)
+	return !errors.Is(err, errUnwritten) && !errors.Is(err, errAnotherShape) && !errors.As(err, &certificate)
 }
 
 // isLost reports whether the server closed the connection, as it does when it is restarted, or undid the

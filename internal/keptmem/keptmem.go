@@ -4,7 +4,6 @@ package keptmem
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -99,7 +98,7 @@ func (c *Client) isAway() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return errors.New("keptmem: the server is closed")
+		return fmt.Errorf("keptmem: the server is closed: %w", kept.ErrClosed)
 	}
 	if s.away || c.cut {
 		return fmt.Errorf("keptmem: the server is away: %w", store.ErrUnavailable)

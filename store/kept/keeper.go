@@ -46,6 +46,7 @@ package kept
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -61,6 +62,9 @@ type Keeper interface {
 	// blocks until its context ends at most.
 	Update(ctx context.Context, names [][]byte, change func(View) ([]Write, error)) error
 }
+
+// ErrClosed is wrapped by the error of a Keeper that is closed for good. A Store then looks for no news any more.
+var ErrClosed = errors.New("throttle: keeper is closed")
 
 // A Listener is a Keeper that tells other processes of urgent writes.
 type Listener interface {

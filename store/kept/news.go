@@ -70,8 +70,9 @@ func (n *news) run() {
 		}
 		for _, q := range look {
 			err := q.transact(ctx, nil)
-			if err != nil && !errors.Is(err, store.ErrUnavailable) && (q.pausedFor() <= 0 || q.isClosed()) {
-				n.forget(q) // the keeper is closed, or an operator is needed
+			isFinal := err != nil && !errors.Is(err, store.ErrUnavailable) // only an operator helps
+			if errors.Is(err, ErrClosed) || isFinal && (q.pausedFor() <= 0 || q.isClosed()) {
+				n.forget(q)
 			}
 		}
 	}
