@@ -144,12 +144,10 @@ func (c *claim) decideOne(r *store.Request, first bool) (got result, ok bool) {
 
 // closed returns the result during a ban.
 func (c *claim) closed() (got result, ok bool) {
-	tiers := 0
 	for _, p := range c.parts {
 		if p.pause.Banned > p.now.At {
 			return result{verdict: store.Closed, tier: -1, at: c.here(p, p.pause.Banned)}, true
 		}
-		tiers += len(p.plan.Tiers())
 	}
 	return got, false
 }
@@ -203,11 +201,7 @@ func (c *claim) costs(r *store.Request) (costs [][]int64) {
 func (c *claim) earliest(r *store.Request, headroom int64) (at int64, tier int) {
 	costs := c.costs(r)
 	at, tier = max(c.parts[0].now.At, c.floor), -1
-	rounds := 16 // each is later than the one before, at one of few ends of windows
-	if len(c.parts) == 1 {
-		rounds = 1
-	}
-	for range rounds {
+	for at < algorithms.Latest { // each round is later than the one before, at an event of some part
 		before, tiers := at, 0
 		for i, p := range c.parts {
 			if isFree(costs[i]) {
@@ -222,7 +216,7 @@ func (c *claim) earliest(r *store.Request, headroom int64) (at int64, tier int) 
 			}
 			tiers += len(p.plan.Tiers())
 		}
-		if at == before || at >= algorithms.Latest {
+		if at == before || len(c.parts) == 1 {
 			break
 		}
 	}
