@@ -275,7 +275,7 @@ func (l *Ledger) Cancel(now Moment, f Flight, cost []int64) (inTime bool) {
 }
 
 // Refund takes back a request that was charged for an instant and never sent. guard is that of the charge, in
-// microseconds, or zero for the plan's, and held tells whether the request was held. Refund leaves its estimates
+// microseconds, or zero for the plan's, and held reports whether the request was held. Refund leaves its estimates
 // and its places as they are. It reports whether the request was in flight. If it was not, the tiers take back
 // what they still count of it, as far as they can tell.
 func (l *Ledger) Refund(now Moment, at, guard int64, cost []int64, held bool) (inFlight bool) {

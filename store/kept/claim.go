@@ -357,7 +357,10 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 	got.verdict, got.at = store.Admitted, max(got.at, notBefore)
 	sendFrom := c.parts[0].now.At + c.reply.Microseconds()
 	costs := c.costs(r)
-	free := c.findFree(costs, max(c.floor, sendFrom))
+	var free []int
+	if r.YieldFor == 0 { // else it would leave less headroom
+		free = c.findFree(costs, max(c.floor, sendFrom))
+	}
 	if free != nil {
 		got.at = c.here(c.parts[0], c.parts[0].book[free[0]].at)
 	}

@@ -205,7 +205,7 @@ func TestLeaseEnds(t *testing.T) {
 	})
 }
 
-// No lease ends because nobody could reach the server, for up to twelve leases, whoever calls first.
+// While no process can reach the server, no lease ends, for up to twelve leases, whichever process calls first.
 func TestLeaseOutlastsOutage(t *testing.T) {
 	for _, away := range []time.Duration{12 * sec, 60 * sec, 115 * sec} {
 		synctest.Test(t, func(t *testing.T) {
