@@ -34,6 +34,9 @@ func (a *admission) observeScope(c *admit.Charge, readings []answers.Reading, re
 		if of != rev {
 			continue
 		}
+		if r.Limit > 0 {
+			c.Follow(context.Background(), tier, r.Limit)
+		}
 		if rev.Plan.Tiers()[tier].Phase == UnknownPhase && r.Has&answers.HasReset != 0 && !r.Full {
 			align(c, tier, r)
 		}
@@ -82,7 +85,7 @@ func tierFor(rev *admit.Revision, r answers.Reading) (tier int, exact bool) {
 	found, tiers := -1, rev.Plan.Tiers()
 	for i, tier := range tiers {
 		switch {
-		case tier.Unit != r.Unit || tier.Algorithm == Concurrency || tier.Budget || rev.Plan.IsPace(i):
+		case tier.Unit != r.Unit || tier.Algorithm == Concurrency || tier.Budget || tier.Learns() || rev.Plan.IsPace(i):
 		case r.Window != 0 && r.Window != tier.Window && r.Window != tier.FillTime():
 		case r.Limit == tier.Capacity():
 			return i, true
@@ -104,6 +107,9 @@ func usedOf(r answers.Reading, t algorithms.Tier) (used int64, ok bool) {
 	case r.Has&answers.HasReset != 0 && r.Reset <= 0: // a reading of a window that has ended
 		return 0, false
 	case r.Has&answers.HasRemaining != 0:
+		if t.Follows() && r.Limit > 0 {
+			return max(0, r.Limit-r.Remaining), true
+		}
 		return max(0, t.Capacity()-r.Remaining), true
 	case r.Has&answers.HasUsed != 0:
 		return r.Used, true

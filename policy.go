@@ -18,6 +18,12 @@ import (
 // Burst, Precision, Phase, Unit, PaceBurst, Period, Zone, Budget and Estimated.
 type Tier = algorithms.Tier
 
+// Follow makes a Tier take over the limit that responses name. See [algorithms.Follow].
+type Follow = algorithms.Follow
+
+// Learn makes a Tier find a rate that the provider does not document. See [algorithms.Learn].
+type Learn = algorithms.Learn
+
 // An Algorithm names the way a provider counts.
 type Algorithm = algorithms.Algorithm
 

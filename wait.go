@@ -236,6 +236,18 @@ func (l *Limiter) Resume(ctx context.Context) error {
 	return s.Resume(ctx)
 }
 
+// Forget makes the tiers with Learn start again at their limits, for all callers that share the quota, and gives the
+// tiers with Follow the limits of the policy until responses name others. With a shared store it blocks for one
+// round trip. To fix a learned limit, use SetPolicy with a tier that has it and does not learn.
+func (l *Limiter) Forget(ctx context.Context) error {
+	s, err := l.path.Enter()
+	if err != nil {
+		return waitError(err)
+	}
+	defer s.Leave()
+	return s.Forget(ctx)
+}
+
 // SetPolicy replaces the policy of the quota, for every Limiter of the quota in this process. Other
 // processes keep their own policy until they set another. What is charged stays charged where a
 // tier of the same unit remains, and waiting callers keep their order under the new tiers.

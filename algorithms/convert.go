@@ -51,6 +51,9 @@ func (c conversion) takeOver(i int) {
 		charged = c.from.othersUsed(j, c.now)
 	}
 	if charged > 0 {
+		if l, ok := r.(*learned); ok {
+			l.send(c.to, c.now, charged)
+		}
 		r.land(c.to, c.now, charged)
 	}
 }

@@ -91,13 +91,6 @@ func ParseAlgorithm(name string) (Algorithm, error) {
 
 func (a Algorithm) isKnown() bool { return int(a) < len(counters) }
 
-func (t Tier) counter() *counter {
-	if t.Algorithm.isKnown() {
-		return &counters[t.Algorithm]
-	}
-	return new(counter)
-}
-
 // namesOf lists the algorithms with a trait: "token_bucket, leaky_bucket, gcra".
 func namesOf(has func(counter) bool) string {
 	var names []string

@@ -135,6 +135,11 @@ func (l *Ledger) Fresh(now Moment) bool {
 			return false
 		}
 	}
+	for _, r := range l.plan.learned {
+		if r.hasLearned(&l.state) {
+			return false
+		}
+	}
 	return true
 }
 

@@ -4,7 +4,7 @@ import "math/bits"
 
 var gcraCounter = counter{
 	name:    "gcra",
-	newRule: func(t Tier, s site) rule { return newBucket(t, s) },
+	newRule: newBucketRule,
 	rate:    bucketRate,
 	burst:   true,
 	steady:  true,
@@ -33,6 +33,14 @@ type bucket struct {
 	site
 	limit, window, burst int64
 	step, rest           int64 // the drain time of one unit, in microseconds and 1/limit of one
+}
+
+// newBucketRule returns the rule of a bucket, whose rate may be learned.
+func newBucketRule(t Tier, s site) rule {
+	if t.Learns() {
+		return newLearned(t, s)
+	}
+	return newBucket(t, s)
 }
 
 func newBucket(t Tier, s site) *bucket {

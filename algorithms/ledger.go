@@ -15,9 +15,6 @@ type Ledger struct {
 	forecasting bool
 }
 
-// NewLedger returns the ledger of an unused quota.
-func (p *Plan) NewLedger() Ledger { return Ledger{state: newState(p)} }
-
 // Clone returns a copy. It shares only the plan with l.
 func (l *Ledger) Clone() Ledger {
 	c := *l
@@ -255,7 +252,9 @@ func (l *Ledger) Arrived(now Moment, f Flight, cost []int64) {
 func (l *Ledger) Cancel(now Moment, f Flight, cost []int64) (inTime bool) {
 	called := now.At
 	now = l.advance(now)
-	inTime = l.removeInFlight(f, cost)
+	if inTime = l.removeInFlight(f, cost); inTime {
+		l.unsend(now, cost)
+	}
 	if lands := int64(f) << l.plan.resolution; !inTime && f > Landed && called < lands && lands <= now.At {
 		l.refundLanded(now, lands, cost)
 		inTime = true
@@ -290,6 +289,7 @@ func (l *Ledger) Refund(now Moment, at, guard int64, cost []int64, held bool) (i
 	for i := range l.slots() { // if its own has landed, the others contain other requests
 		if in := l.slot(i); in[0] >= lands && lands > now.At && l.remove(in, cost, held) {
 			l.DropCredit()
+			l.unsend(now, cost)
 			return true
 		}
 	}
@@ -302,6 +302,13 @@ func (l *Ledger) Refund(now Moment, at, guard int64, cost []int64, held bool) (i
 		}
 	}
 	return false
+}
+
+// unsend takes back from the learned tiers what they have counted at its admission.
+func (l *Ledger) unsend(now Moment, cost []int64) {
+	for _, r := range l.plan.learned {
+		r.refund(&l.state, now, now.At, cost[r.unit])
+	}
 }
 
 // refundLanded takes back a request that has landed at from or later. A tier with a report keeps the

@@ -91,6 +91,9 @@ func (l *Ledger) Observe(now Moment, o Observation) {
 	if _, ok := l.plan.rules[o.Tier].(releaser); ok {
 		return // the ledger itself has the exact number of open units
 	}
+	if l.plan.tiers[o.Tier].Learns() {
+		return // what a response reports is about another counter
+	}
 	if l.readings == nil {
 		readings := make([]reading, len(l.plan.rules))
 		l.readings = &readings
@@ -363,4 +366,36 @@ func (l *Ledger) Learned(now Moment) bool {
 		}
 	}
 	return false
+}
+
+// Refused records that the provider refused a request that was admitted at an instant. It teaches the
+// learned tiers of the units that have an amount in cost. It reports whether such tiers tolerate the
+// refusal: it has other reasons than the rate, and needs no pause.
+func (l *Ledger) Refused(now Moment, admitted int64, cost []int64) (tolerated bool) {
+	now = l.advance(now)
+	for _, r := range l.plan.learned {
+		if cost[r.unit] > 0 {
+			tolerated = r.refuse(&l.state, now, admitted)
+		}
+	}
+	return tolerated
+}
+
+// Forget makes the learned tiers start again.
+func (l *Ledger) Forget() {
+	for _, r := range l.plan.learned {
+		clear(r.state(&l.state)[badWord:])
+	}
+}
+
+// LearnedRates returns what each tier has learned, nil for a tier that does not learn.
+func (l *Ledger) LearnedRates(now Moment) []*LearnedRate {
+	if l.plan.learned == nil {
+		return nil
+	}
+	rates := make([]*LearnedRate, len(l.plan.rules))
+	for _, r := range l.plan.learned {
+		rates[r.tier] = r.report(r.state(&l.state), now.At)
+	}
+	return rates
 }

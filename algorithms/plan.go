@@ -36,6 +36,9 @@ type Plan struct {
 	budgets    bool      // some tier is a budget
 	concurrent bool      // some tier counts units until they are released
 	estimates  bool      // some unit is estimated
+	learned    []*learned
+	unfollowed *Plan    // without what it has taken over; nil if that is nothing
+	followed   Followed // what it has taken over from responses
 }
 
 // A rule is the counter of one tier. It never changes. The state of a quota is in the quota's
@@ -160,6 +163,9 @@ func (p *Plan) add(t Tier, declared int) {
 	if a, ok := r.(*anchoredWindow); ok {
 		p.anchored = append(p.anchored, a)
 	}
+	if l, ok := r.(*learned); ok {
+		p.learned = append(p.learned, l)
+	}
 	words, rings := r.words()
 	p.tiers = append(p.tiers, t)
 	p.declared = append(p.declared, declared)
@@ -174,6 +180,9 @@ func (p *Plan) add(t Tier, declared int) {
 	p.budgets = p.budgets || t.Budget
 	p.concurrent = p.concurrent || c.released
 }
+
+// NewLedger returns the ledger of an unused quota.
+func (p *Plan) NewLedger() Ledger { return Ledger{state: newState(p)} }
 
 // Tiers returns the tiers that decide: those passed to NewPlan, with their defaults set. A tier
 // with a PaceBurst is followed by its pace.
@@ -298,6 +307,18 @@ func (p *Plan) MaxRates() []float64 {
 	return rates
 }
 
+// Learns reports whether any tier learns its rate.
+func (p *Plan) Learns() bool { return p.learned != nil }
+
+// LearnedRate returns what the words of a tier mean, as a store keeps them: the words of a Ledger.
+func (p *Plan) LearnedRate(tier int, words []int64, now int64) *LearnedRate {
+	r, ok := p.rules[tier].(*learned)
+	if !ok || len(words) != learnedWords {
+		return nil
+	}
+	return r.report(words, now)
+}
+
 // stride is the number of words of a slot.
 func (p *Plan) stride() int { return 1 + 2*len(p.units) }
 
@@ -313,7 +334,7 @@ func (p *Plan) Quick() bool { return p.usual != nil }
 // findUsual sets the rules that count the usual cost, if every tier is steady.
 func (p *Plan) findUsual() {
 	for i, t := range p.tiers {
-		if !t.counter().steady || t.Phase == UnknownPhase || p.guard == 0 || p.estimates {
+		if !t.counter().steady || t.Learns() || t.Phase == UnknownPhase || p.guard == 0 || p.estimates {
 			p.usual = nil
 			return
 		}

@@ -96,12 +96,18 @@ func (t Tier) String() string {
 	if t.Budget {
 		option("budget", "true")
 	}
+	if t.Follow != (Follow{}) {
+		option("follow", t.Follow.String())
+	}
+	if t.Learn != (Learn{}) {
+		option("learn", t.Learn.String())
+	}
 	return b.String()
 }
 
 // ParseTier parses a limit and a window, such as "10000/h", "100/min" or "60/20s", and options,
 // each after a semicolon: unit, algo, burst, precision, phase (which may be "unknown"), pace_burst,
-// zone, budget and estimated (true or false). A window is a length that [ParseDuration] reads.
+// zone, budget and estimated (true or false), follow and learn (least..most, or most). A window is a length that [ParseDuration] reads.
 // If it is day, week or month, the tier is a Calendar. A concurrency tier has no window:
 // "10;algo=concurrency". ParseTier returns an error if the tier is not valid.
 func ParseTier(spec string) (Tier, error) {
@@ -152,8 +158,12 @@ func (t *Tier) setOption(name, value string) (err error) {
 		t.Zone = value
 	case "budget":
 		t.Budget, err = ParseBool(value)
+	case "follow":
+		t.Follow.Least, t.Follow.Most, err = parseBounds(value)
+	case "learn":
+		t.Learn.Least, t.Learn.Most, err = parseBounds(value)
 	default:
-		err = fmt.Errorf("is not an option of a tier: use unit, algo, burst, precision, phase, pace_burst, zone, budget or estimated")
+		err = fmt.Errorf("is not an option of a tier: use unit, algo, burst, precision, phase, pace_burst, zone, budget, estimated, follow or learn")
 	}
 	return err
 }
@@ -177,6 +187,24 @@ func EachOption(options []string, set func(name, value string) error) error {
 		}
 	}
 	return nil
+}
+
+// parseBounds parses bounds such as "1..1000", or only the upper one.
+func parseBounds(value string) (least, most int64, err error) {
+	low, high, both := strings.Cut(value, "..")
+	if !both {
+		low, high = "0", value
+	}
+	if least, err = ParseCount(low); err == nil {
+		most, err = ParseCount(high)
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("%w: write the least and the most, such as 1..1000", err)
+	}
+	if most == 0 || both && least == 0 {
+		return 0, 0, fmt.Errorf("%q has a bound of 0: write the least and the most, such as 1..1000", value)
+	}
+	return least, most, nil
 }
 
 // ParseCount parses a whole number of at least 0.

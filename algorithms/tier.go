@@ -56,6 +56,13 @@ type Tier struct {
 	// Estimated is true if costs in Unit are estimates until Settle replaces them. If one tier of
 	// a Unit sets it, it holds for all tiers of that Unit.
 	Estimated bool
+
+	// Follow makes responses that name another limit change the tier. If zero, the tier stays as it is.
+	Follow Follow
+
+	// Learn makes the tier find the rate that the provider admits by its refusals, for TokenBucket,
+	// LeakyBucket and GCRA. It starts at Limit. If zero, the rate is Limit per Window.
+	Learn Learn
 }
 
 // UnknownPhase is the Phase of a FixedWindow whose boundaries are undocumented. Until responses
@@ -74,6 +81,19 @@ func PerHour(n int64) Tier { return Tier{Limit: n, Window: time.Hour} }
 
 // PerDay returns a Tier of n requests in any 24 hours.
 func PerDay(n int64) Tier { return Tier{Limit: n, Window: 24 * time.Hour} }
+
+func (t Tier) counter() *counter {
+	if t.Algorithm.isKnown() {
+		return &counters[t.Algorithm]
+	}
+	return new(counter)
+}
+
+// Learns reports whether the rate of the tier is learned.
+func (t Tier) Learns() bool { return t.Learn.Most > 0 }
+
+// Follows reports whether the tier takes over the limits that responses name.
+func (t Tier) Follows() bool { return t.Follow.Most > 0 }
 
 // Capacity returns the largest cost that the tier can ever admit at once: Burst for the buckets
 // and Limit for all others, but no more than PaceBurst.
@@ -104,7 +124,7 @@ func (t Tier) pace() Tier {
 
 // continues reports whether a tier continues another tier of the same unit.
 func (t Tier) continues(o Tier) bool {
-	return t.Algorithm == o.Algorithm && t.Window == o.Window && t.Phase == o.Phase && t.Period == o.Period && t.Zone == o.Zone
+	return t.Algorithm == o.Algorithm && t.Window == o.Window && t.Phase == o.Phase && t.Period == o.Period && t.Zone == o.Zone && t.Learns() == o.Learns()
 }
 
 // The bounds of a tier. They keep every instant a whole number of microseconds below 2^53, which
@@ -167,6 +187,8 @@ func (t Tier) Validate() error {
 		errs = append(errs, checkLength("Phase", t.Phase, 0, t.Window-time.Microsecond))
 	}
 	t.checkCalendar(bad)
+	t.Learn.check(t, bad)
+	t.Follow.check(t, bad)
 	switch {
 	case t.PaceBurst == 0:
 	case c.released:

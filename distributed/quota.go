@@ -309,6 +309,9 @@ func (q *quota) Align(int, time.Time, time.Time) {}
 // Learned is false: Redis keeps what the responses have reported.
 func (q *quota) Learned() bool { return false }
 
+// Forget makes the tiers that learn their rate start again.
+func (q *quota) Forget(ctx context.Context) error { return nil }
+
 // Observe reports readings to Redis, in a goroutine that ends with the call. It skips them if the
 // last report was less than observeEvery ago and units remain.
 func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation) {

@@ -53,7 +53,7 @@ func (s *Store) Open(key string, plan *algorithms.Plan, _ func(store.Call)) (sto
 		s.quotas[key] = q
 	}
 	var replaced *shared
-	if open := q.ledger.Plan(); !open.Equal(plan) {
+	if open := q.ledger.Plan(); !open.Base().Equal(plan.Base()) {
 		if !s.Replan {
 			s.mu.Unlock()
 			return nil, fmt.Errorf("local: quota %q is open as %v: a store keeps one set of tiers and one guard per name: use another name for %v",
@@ -317,8 +317,9 @@ func (q *quota) Return(_ context.Context, d store.Decision, cost []int64) error 
 func (q *quota) Pause(_ context.Context, p store.Pause) (store.Paused, error) {
 	q, _ = q.lock(store.Decision{})
 	now := q.now()
+	tolerated := pause.Teach(&q.ledger, now, p, q.level)
 	p.For = p.Length(q.level)
-	if !q.own().pause.Apply(p, now) {
+	if tolerated || !q.own().pause.Apply(p, now) {
 		defer q.mu.Unlock()
 		return store.Paused{Epoch: q.pause.Epoch}, nil
 	}
@@ -438,6 +439,13 @@ func (q *quota) Learned() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.level > 0 || q.ledger.Learned(q.now())
+}
+
+func (q *quota) Forget(context.Context) error {
+	q, _ = q.lock(store.Decision{})
+	q.ledger.Forget()
+	q.unlockAndNotify(store.Eased, 0)
+	return nil
 }
 
 // Park returns the state of a quota without callers and permits, from which Unpark makes a quota that

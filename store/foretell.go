@@ -10,6 +10,7 @@ import (
 // Tiers returns the state of every tier of a ledger.
 func Tiers(l *algorithms.Ledger, now algorithms.Moment) []TierStatus {
 	tiers, rates := make([]TierStatus, 0, len(l.Plan().Tiers())), l.Plan().MaxRates()
+	learned := l.LearnedRates(now)
 	for i, u := range l.Usage(now) {
 		t := l.Plan().Tiers()[i]
 		tiers = append(tiers, TierStatus{
@@ -24,8 +25,20 @@ func Tiers(l *algorithms.Ledger, now algorithms.Moment) []TierStatus {
 			ResetAfter: now.Until(u.Fresh),
 			MaxRate:    rates[i],
 		})
+		if learned != nil && learned[i] != nil {
+			tiers[i].setLearned(learned[i], now.At)
+		}
 	}
 	return tiers
+}
+
+// setLearned sets what a ledger has learned of the tier.
+func (t *TierStatus) setLearned(l *algorithms.LearnedRate, now int64) {
+	t.Learned = &Learned{Rate: l.Rate, Refused: l.Refused, Next: l.Next, Noise: l.Noise}
+	if l.At > 0 {
+		t.Learned.Ago = time.Duration(max(0, now-l.At)) * time.Microsecond
+	}
+	t.MaxRate = l.Rate / t.Tier.Window.Seconds()
 }
 
 // Soonest returns the result of a Quota's Soonest for a quota that keeps a ledger and admits

@@ -225,6 +225,8 @@ type Feedback interface {
 	// Learned reports whether forgetting the quota would lose what it has learned from responses. It
 	// is false if the store keeps that.
 	Learned() bool
+	// Forget makes the tiers that learn their rate start again at their limit.
+	Forget(ctx context.Context) error
 }
 
 // An Observation is the reading of one tier in a response.
@@ -396,10 +398,23 @@ type Pause struct {
 	// AtOnce makes the first back-off of a sequence take no time.
 	AtOnce bool
 
+	// Refused is the refusal that causes the pause, for tiers that learn their rate. They ignore it while
+	// a back-off of this quota goes on. If such a tier tolerates the refusal, a pause with Most is void. If
+	// nil, the pause teaches nothing.
+	Refused *Refused
+
 	// Once makes the pause void unless the quota is still in Epoch. Several refusals of one moment
 	// then count as one event.
 	Once  bool
 	Epoch int64
+}
+
+// A Refused is a refusal by the provider.
+type Refused struct {
+	// At is when the request was admitted, as in its Decision.
+	At int64
+	// Cost is the cost of the request, zero in units that the refusal is not about.
+	Cost []int64
 }
 
 // MostDoubled is the highest number of consecutive back-offs that a store counts.
@@ -508,4 +523,22 @@ type TierStatus struct {
 	// costs one unit and no response is reported. With a small Burst and a long Guard it is less
 	// than Limit per Window. If zero, the tier has no rate, or its rate is not known.
 	MaxRate float64
+
+	// Learned is what a tier with Learn knows of its rate. If nil, the tier does not learn.
+	Learned *Learned
+}
+
+// A Learned is the state of a tier that learns its rate. Rates are in units per Window.
+type Learned struct {
+	// Rate is the present rate.
+	Rate float64
+	// Refused is the rate at which the provider last refused a request, so that the rate decreased. If
+	// zero, that has not happened since the tier started, or the rate has been higher since.
+	Refused float64
+	// Ago is how long ago that was.
+	Ago time.Duration
+	// Next is the rate in a minute if callers use all of it and nothing is refused.
+	Next float64
+	// Noise is the part of the requests that is refused at any rate, from 0 to 1, as far as it is known.
+	Noise float64
 }

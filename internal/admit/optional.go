@@ -84,6 +84,7 @@ type noFeedback struct{}
 func (noFeedback) Align(int, time.Time, time.Time)                      {}
 func (noFeedback) Observe(store.Decision, []int64, []store.Observation) {}
 func (noFeedback) Learned() bool                                        { return false }
+func (noFeedback) Forget(context.Context) error                         { return nil }
 
 func lifecycleOf(rev *Revision) store.Lifecycle {
 	if l, ok := rev.quota.(store.Lifecycle); ok {

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/queue"
 	"github.com/apithrottle/throttle/internal/rtt"
 	"github.com/apithrottle/throttle/local"
@@ -39,6 +40,7 @@ type rareState struct {
 	paused      PausedBy                  // the last pause by this process
 	replacement *Policy                   // the last policy that setPolicy has set; nil if none
 	reported    time.Time                 // when a report last asked for the state; zero if none has
+	named       map[int]int64             // the limit that the last response named for a given tier
 }
 
 // rareState returns the rare state. The caller holds s.mu.
@@ -86,7 +88,11 @@ func openScope(c *Policy, key string) (*Scope, error) {
 	if err != nil {
 		return nil, fmt.Errorf("throttle: policy %q: %w", c.Name, err)
 	}
-	scope.current.Store(newRevision(c.forStore(doesReserve(q)), q, false))
+	c = c.forStore(doesReserve(q))
+	scope.current.Store(newRevision(c, q, false))
+	if c.Plan.Follows() { // the quota may have taken over limits
+		scope.adoptSuccessor()
+	}
 	return scope, nil
 }
 
@@ -182,6 +188,20 @@ func (s *Scope) setPolicy(ctx context.Context, c *Policy) error {
 		s.queue.configure(s, nil)
 	}
 	return nil
+}
+
+// Forget makes the tiers that learn their rate start again, and those that follow responses have the
+// limits of the policy again.
+func (s *Scope) Forget(ctx context.Context) error {
+	rev := s.adoptSuccessor()
+	if f := rev.Plan.Followed(); f.Limits != nil {
+		base := rev.Plan.Following(algorithms.Followed{At: f.At + 1})
+		if err := s.setPolicy(ctx, rev.withPlan(base)); err != nil {
+			return err
+		}
+		rev = s.adoptSuccessor()
+	}
+	return feedbackOf(rev.quota).Forget(ctx)
 }
 
 // close refuses all callers from now on, and cancels reservations.

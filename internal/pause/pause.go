@@ -132,3 +132,12 @@ func (s *State) Opens(now algorithms.Moment) int64 {
 	}
 	return s.Until
 }
+
+// Teach passes the refusal that causes a pause to the tiers that learn their rate. The quota has had a number
+// of back-offs in a row, of which only the first refusal teaches. Teach reports whether the pause is void.
+func Teach(l *algorithms.Ledger, now algorithms.Moment, p store.Pause, level uint8) (void bool) {
+	if p.Refused == nil || level > 0 || !l.Plan().Learns() {
+		return false
+	}
+	return l.Refused(now, p.Refused.At, p.Refused.Cost) && p.Most > 0
+}

@@ -280,6 +280,9 @@ func (q *quota) Passed(d store.Decision) {
 // Learned is false: the keeper has what the responses have reported.
 func (q *quota) Learned() bool { return false }
 
+// Forget makes the tiers that learn their rate start again.
+func (q *quota) Forget(ctx context.Context) error { return nil }
+
 // Resume takes effect in other processes when they learn of it, or when they ask.
 func (q *quota) Resume(ctx context.Context) error {
 	err := q.transact(ctx, func(p *part) {

@@ -1,0 +1,109 @@
+package algorithms
+
+import "slices"
+
+// Follow makes a tier take over the limit that responses name for its unit and window.
+type Follow struct {
+	// Least and Most bound what the tier takes over, in units: its Limit, and of a bucket its Burst.
+	// If Most is zero, the tier follows nothing. If Least is zero, a tenth of that of the policy, so
+	// that one wrong response does not stop a fleet.
+	Least, Most int64
+}
+
+// String returns the bounds as ParseTier reads them, such as "500..15000".
+func (f Follow) String() string { return formatBounds(f.Least, f.Most) }
+
+// check reports the problems of the Follow of a tier.
+func (f Follow) check(t Tier, bad func(format string, args ...any)) {
+	limit := namedLimit(t)
+	switch {
+	case f == Follow{}:
+	case t.counter().released:
+		bad("Follow is %v: no response names a limit of %v, leave it zero", f, t.Algorithm)
+	case t.Learns():
+		bad("Follow is %v: the rate of the tier is learned, set either Follow or Learn", f)
+	case t.Budget:
+		bad("Follow is %v: a budget is yours and not the provider's, leave it zero", f)
+	case f.Most < limit || f.Most > MaxLimit:
+		bad("Follow.Most is %d: it must be from %d, the limit of the tier, to %d", f.Most, limit, int64(MaxLimit))
+	case f.Least < 0 || f.Least > limit:
+		bad("Follow.Least is %d: it must be from 1 to %d, the limit of the tier, or zero for a tenth of it", f.Least, limit)
+	}
+}
+
+// namedLimit returns the number that a response names as the limit of the tier.
+func namedLimit(t Tier) int64 {
+	if t.counter().burst && t.Burst > 0 {
+		return t.Burst
+	}
+	return t.Limit
+}
+
+// following returns the tier with a limit that a response has named, as far as Follow allows. A bucket
+// that is larger refills faster: in the same time. A pace stays, as far as the limit allows.
+func following(t Tier, limit int64) Tier {
+	own := namedLimit(t)
+	limit = max(1, t.Follow.Least, min(limit, t.Follow.Most))
+	if t.Follow.Least == 0 {
+		limit = max(limit, (own+9)/10)
+	}
+	if t.counter().burst && t.Burst > 0 {
+		t.Limit, t.Burst = max(1, ceilMulDiv(t.Limit, limit, t.Burst)), limit
+	} else {
+		t.Limit = limit
+	}
+	t.PaceBurst = min(t.PaceBurst, t.Limit)
+	return t
+}
+
+// A Followed is what a plan has taken over from responses.
+type Followed struct {
+	// At is when the request of the last response that changed something was admitted, by the quota's
+	// clock. Of two, the later one holds.
+	At int64
+
+	// Limits are the named limits of the given tiers. Zero stands for the tier's own.
+	Limits []int64
+}
+
+// Follows reports whether any tier follows what responses name.
+func (p *Plan) Follows() bool { return slices.ContainsFunc(p.given, Tier.Follows) }
+
+// Base returns the plan without what it has taken over: p itself if that is nothing.
+func (p *Plan) Base() *Plan {
+	if p.unfollowed == nil {
+		return p
+	}
+	return p.unfollowed
+}
+
+// Followed returns what the plan has taken over.
+func (p *Plan) Followed() Followed { return p.followed }
+
+// Following returns the plan with limits that responses have named, as far as the Follow of each tier
+// allows, instead of those that it has taken over before.
+func (p *Plan) Following(f Followed) *Plan {
+	base := p.Base()
+	tiers := slices.Clone(base.given)
+	for i, limit := range f.Limits {
+		if i < len(tiers) && limit > 0 && tiers[i].Follows() {
+			tiers[i] = following(tiers[i], limit)
+		}
+	}
+	next, err := NewPlan(tiers, base.Guard())
+	if err != nil {
+		return p // a bucket that refills too slowly
+	}
+	next.unfollowed, next.followed, next.start = base, f, base.start
+	return next
+}
+
+// Named returns the limit that a given tier has when a response names a limit for it, and the limit that
+// it has now.
+func (p *Plan) Named(given int, limit int64) (then, now int64) {
+	now = namedLimit(p.given[given])
+	if base := p.Base().given[given]; base.Follows() {
+		return namedLimit(following(base, limit)), now
+	}
+	return now, now
+}

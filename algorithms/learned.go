@@ -1,0 +1,335 @@
+package algorithms
+
+import (
+	"fmt"
+	"time"
+)
+
+// Learn makes a tier find a rate that its provider does not document. The tier starts at its Limit,
+// grows while callers use all that it admits, and decreases when the provider refuses a request. See
+// the rule learned.
+type Learn struct {
+	// Least and Most bound the learned rate, in units per Window, from 1 to 16,777,215. If Most is
+	// zero, the tier learns nothing. If
+	// Least is zero, a hundredth of Limit.
+	Least, Most int64
+}
+
+// A learned rule is a bucket whose rate is learned. Rates are millionths of a unit per window.
+//
+// Before the first refusal the rate starts at limit and grows by a unit of rate for each unit that 10
+// seconds of that rate admit, which is exponential in time. A refusal at a rate, the bad rate,
+// decreases the rate to 0.7 of it. From there it grows as in CUBIC: fast at first, slowly around the
+// bad rate, then faster again. With x = 1 where it reaches the bad rate again,
+//
+//	rate = bad × (1 + 0.3 × (x−1)³)
+//
+// x does not grow with time but with the units that were admitted while the rate was what limited them:
+// within one unit's time of the first instant at which the bucket could admit them. So the rate is
+// never above twice what callers use, and idle time earns nothing. x is 1 after as many units as
+// the bad rate admits in 45 seconds, and at least 100.
+//
+// Units count from their admission, and do not wait for responses: there is no known counter that a
+// response could confirm. Refusals of requests that were admitted before the last decrease are part of
+// the refusal that caused it.
+//
+// Some refusals have nothing to do with the rate. The rule counts units and refusals while the rate is
+// below 0.85 of the bad rate. Refusals that are no more than twice as frequent as those are tolerated.
+//
+// After a minute without units, the rate is at most 0.9 of what it was.
+//
+// Source: RFC 9438 for the curve. Memory: seven words.
+type learned struct {
+	site
+	limit, least, most int64 // millionths of a unit per window
+	burst, window      int64 // units, and millionths of a microsecond
+	faster             int64 // by how much one unit raises the rate before the first refusal
+	steps              int64 // the units that the rate of one millionth admits in recovery, in 1/window
+	rest               int64 // after so long without units, the rate rests
+}
+
+const (
+	million      = 1_000_000
+	mostLearned  = 1<<24 - 1    // the highest Most
+	longLearned  = time.Hour    // the longest Window of a learned tier
+	recovery     = 45 * million // how long the rate takes to reach the bad rate again, in µs
+	fewest       = 100          // the units that it takes at least
+	eFold        = 10 * million // how long the rate takes to grow by the factor e before the first refusal, in µs
+	farthest     = 20 * million // the largest x, in millionths
+	lowPart      = 206_299      // the x at which the rate is 0.85 of the bad rate
+	restPart     = 306_639      // the x at which it is 0.9
+	restAfter    = 60 * million // a quiet minute, in µs
+	enoughUnits  = 4_000        // of units at low rates, so many are remembered
+	leastGap     = 20
+	priorUnits   = 20          // how many units at low rates without a refusal are assumed
+	mostCredit   = 3 * million // how many refusals in a row are tolerated, in millionths
+	afterRefusal = 700_000     // what remains of the rate, in millionths
+)
+
+// The words of a learned rule.
+const (
+	tatWord         = iota // when the bucket is unused again
+	badWord                // the bad rate; zero before the first refusal
+	unitsWord              // units admitted since then at the limit of the rate
+	sinceWord              // when the rate last decreased; zero if the bad rate was not refused
+	creditWord             // refusals to tolerate, in millionths
+	lowUnitsWord           // units at low rates
+	lowRefusalsWord        // refusals at low rates, in millionths
+	learnedWords
+)
+
+// check reports the problems of the Learn of a tier.
+func (l Learn) check(t Tier, bad func(format string, args ...any)) {
+	c := t.counter()
+	switch {
+	case l == Learn{}:
+	case !c.burst:
+		bad("Learn is %v: a rate can only be learned of a bucket, because %v admits its units at once: use one of %s", l, t.Algorithm, namesOf(func(c counter) bool { return c.burst }))
+	case l.Most < 1 || l.Most > mostLearned:
+		bad("Learn.Most is %d: it must be from 1 to %d: use a shorter Window for more", l.Most, mostLearned)
+	case l.Least < 0 || l.Least > l.Most:
+		bad("Learn.Least is %d: it must be from 1 to Most, %d, or zero for 1", l.Least, l.Most)
+	case t.Limit < max(1, l.Least) || t.Limit > l.Most:
+		bad("Limit is %d: the rate at which a learned tier starts must be from Least, %d, to Most, %d", t.Limit, max(1, l.Least), l.Most)
+	case t.Window > longLearned:
+		bad("Window is %v: of a learned tier it must be at most %v", t.Window, longLearned)
+	case t.Budget:
+		bad("Budget is true: the rate of a budget can't be learned, leave it false")
+	case t.Estimated:
+		bad("Estimated is true: a learned tier counts units as they are admitted, leave it false")
+	case t.PaceBurst != 0:
+		bad("PaceBurst is %d: a learned tier spaces its units by itself, set Burst instead", t.PaceBurst)
+	}
+}
+
+// String returns the bounds as ParseTier reads them, such as "1..1000".
+func (l Learn) String() string { return formatBounds(l.Least, l.Most) }
+
+func formatBounds(least, most int64) string {
+	if least == 0 {
+		return fmt.Sprint(most)
+	}
+	return fmt.Sprintf("%d..%d", least, most)
+}
+
+func newLearned(t Tier, s site) *learned {
+	r := &learned{
+		site: s, limit: t.Limit * million, least: t.Learn.Least * million, most: t.Learn.Most * million,
+		burst: t.Burst, window: Micros(t.Window) * million,
+	}
+	if r.least == 0 {
+		r.least = max(1, r.limit/100)
+	}
+	window := Micros(t.Window)
+	r.faster = max(1, min(window/(eFold/million), r.limit/8))
+	r.rest = max(restAfter, 4*window)
+	return r
+}
+
+func (*learned) words() (words, rings int) { return learnedWords, 0 }
+
+func (r *learned) state(s *state) []int64 { return s.word[r.word : r.word+learnedWords] }
+
+// toRecover returns how many units it takes to reach a bad rate again.
+func (r *learned) toRecover(bad int64) int64 {
+	n, _ := mulDiv(bad, recovery, r.window)
+	return max(fewest, n)
+}
+
+// rate returns the rate after so many units at the limit of the rate since the bad rate.
+func (r *learned) rate(bad, units int64) int64 {
+	if bad == 0 {
+		more, _ := mulDiv(units, r.faster, 1)
+		return min(r.most, r.limit+min(r.most, more))
+	}
+	x := r.progress(bad, units) - million
+	cube := x * x / million * x / million
+	change, _ := mulDiv(bad, 3*max(cube, -cube), 10*million)
+	if cube < 0 {
+		change = -change
+	}
+	return max(r.least, min(r.most, bad+change))
+}
+
+// progress returns x in millionths.
+func (r *learned) progress(bad, units int64) int64 {
+	x, _ := mulDiv(units, million, r.toRecover(bad))
+	return min(x, farthest)
+}
+
+// now returns the present rate.
+func (r *learned) now(s *state) int64 {
+	w := r.state(s)
+	return r.rate(w[badWord], w[unitsWord])
+}
+
+// drain returns how long n units take at a rate, in microseconds.
+func (r *learned) drain(n, rate int64) int64 { return min(ceilMulDiv(n, r.window, rate), Latest) }
+
+func (r *learned) earliest(s *state, now Moment, n int64) int64 {
+	w := r.state(s)
+	return max(now.At, w[tatWord]-r.drain(r.burst-n, r.rested(w, now.At)))
+}
+
+// rested returns the rate at an instant at which the rule may have been at rest.
+func (r *learned) rested(w []int64, now int64) int64 {
+	bad, units := r.atRest(w, now)
+	return r.rate(bad, units)
+}
+
+// atRest returns the bad rate and the units since as they are at an instant, after a rest if there was one.
+func (r *learned) atRest(w []int64, now int64) (bad, units int64) {
+	bad, units = w[badWord], w[unitsWord]
+	if w[tatWord] == 0 || now-w[tatWord] < r.rest {
+		return bad, units
+	}
+	rate := r.rate(bad, units)
+	if bad == 0 && rate == r.limit {
+		return bad, units
+	}
+	bad = max(bad, rate)
+	if most, _ := mulDiv(r.toRecover(bad), restPart, million); rate > bad/10*9 {
+		units = most
+	}
+	return bad, units
+}
+
+// earliestTotal uses the rate after all n units, the highest on the way.
+func (r *learned) earliestTotal(s *state, now Moment, n int64) int64 {
+	w := r.state(s)
+	if n <= r.burst {
+		return r.earliest(s, now, n)
+	}
+	bad, units := r.atRest(w, now.At)
+	wait := r.drain(n-r.burst, max(r.rate(bad, units), r.rate(bad, units+n)))
+	if wait >= Latest {
+		return Never
+	}
+	return max(w[tatWord], now.At) + wait
+}
+
+// send counts units as they are admitted.
+func (r *learned) send(s *state, now Moment, n int64) {
+	w := r.state(s)
+	if bad, units := r.atRest(w, now.At); bad != w[badWord] || units != w[unitsWord] {
+		if bad != w[badWord] {
+			w[sinceWord] = 0
+		}
+		w[badWord], w[unitsWord] = bad, units
+	}
+	rate := r.rate(w[badWord], w[unitsWord])
+	limited := w[tatWord] > 0 && now.At <= w[tatWord]-r.drain(r.burst-n, rate)+r.drain(n, rate)
+	w[tatWord] = min(max(w[tatWord], now.At)+r.drain(n, rate), now.At+Latest)
+	if credit, _ := mulDiv(n, 2*w[lowRefusalsWord], w[lowUnitsWord]+priorUnits); credit > 0 {
+		w[creditWord] = min(mostCredit, w[lowRefusalsWord], w[creditWord]+credit)
+	}
+	if r.isLow(w) {
+		w[lowUnitsWord] += n
+		if w[lowUnitsWord] > enoughUnits {
+			w[lowUnitsWord] /= 2
+			w[lowRefusalsWord] /= 2
+		}
+	}
+	if limited && r.progress(max(w[badWord], 1), w[unitsWord]) < farthest {
+		w[unitsWord] += n
+	}
+}
+
+// isLow reports whether the rate is so much below the bad rate that refusals must have other reasons.
+func (r *learned) isLow(w []int64) bool {
+	return w[badWord] > 0 && r.progress(w[badWord], w[unitsWord]) < lowPart
+}
+
+// refuse decreases the rate after the refusal of a request that was admitted at an instant. It
+// reports whether the refusal is one that the rate has not caused.
+func (r *learned) refuse(s *state, now Moment, admitted int64) (tolerated bool) {
+	w := r.state(s)
+	if w[sinceWord] > 0 && admitted < w[sinceWord] {
+		return false
+	}
+	if r.isLow(w) && w[unitsWord] >= leastGap {
+		w[lowRefusalsWord] += million
+	}
+	if w[creditWord] >= million {
+		w[creditWord] -= million
+		return true
+	}
+	rate := r.rate(w[badWord], w[unitsWord])
+	w[badWord], w[unitsWord], w[sinceWord], w[creditWord] = rate, 0, now.At, min(mostCredit, w[lowRefusalsWord])
+	if ahead := w[tatWord] - now.At; ahead > 0 { // the same units take longer now
+		w[tatWord] = now.At + ceilMulDiv(ahead, rate, r.rate(rate, 0))
+	}
+	return false
+}
+
+// A LearnedRate is what a learned tier knows. Rates are in units per Window.
+type LearnedRate struct {
+	// Rate is the present rate.
+	Rate float64
+
+	// Refused is the rate at which the last refusal came that decreased the rate. If zero, none has
+	// come since the tier started, or the rate has been higher since.
+	Refused float64
+
+	// At is the instant of that refusal.
+	At int64
+
+	// Next is the rate in a minute if callers use all of it and nothing is refused.
+	Next float64
+
+	// Noise is the part of requests that are refused at any rate, from 0 to 1, as far as it is known.
+	Noise float64
+}
+
+// report describes the words of the rule.
+func (r *learned) report(w []int64, now int64) *LearnedRate {
+	bad, units := r.atRest(w, now)
+	rate := r.rate(bad, units)
+	more, _ := mulDiv(rate, 60*million, r.window)
+	known := &LearnedRate{
+		Rate: float64(rate) / million, Next: float64(r.rate(bad, units+more)) / million,
+		Noise: float64(w[lowRefusalsWord]) / million / float64(w[lowUnitsWord]+priorUnits),
+	}
+	if w[sinceWord] > 0 && bad == w[badWord] {
+		known.Refused, known.At = float64(bad)/million, w[sinceWord]
+	}
+	return known
+}
+
+// hasLearned reports whether the rate is another one than that of a new tier.
+func (r *learned) hasLearned(s *state) bool {
+	w := r.state(s)
+	return w[badWord] > 0 || w[unitsWord] > 0
+}
+
+// land does nothing: the units count since they were admitted.
+func (r *learned) land(*state, Moment, int64) {}
+
+func (r *learned) used(s *state, now Moment) int64 {
+	w := r.state(s)
+	if w[tatWord] <= now.At {
+		return 0
+	}
+	return min(r.burst, ceilMulDiv(w[tatWord]-now.At, r.now(s), r.window))
+}
+
+func (r *learned) forget(s *state, now Moment, keep int64) {
+	if w := r.state(s); r.used(s, now) > keep {
+		w[tatWord] = now.At + r.drain(keep, r.now(s))
+	}
+}
+
+// refund takes back units that were admitted at from or later, as a bucket does.
+func (r *learned) refund(s *state, now Moment, from, n int64) {
+	w := r.state(s)
+	w[tatWord] -= max(0, min(r.drain(n, r.now(s))-max(0, now.At-from), w[tatWord]-now.At))
+}
+
+func (r *learned) fresh(s *state, now Moment) int64 { return max(now.At, r.state(s)[tatWord]) }
+
+func (r *learned) sound(s *state) bool {
+	w := r.state(s)
+	return stored(w...) && w[badWord] <= r.most && w[creditWord] <= mostCredit && w[lowUnitsWord] <= enoughUnits
+}
+
+func (r *learned) recurs(s, o *state, by int64) bool { return false }
