@@ -135,12 +135,21 @@ func (l *Ledger) Fresh(now Moment) bool {
 			return false
 		}
 	}
+	return !l.KnowsRate()
+}
+
+// KnowsRate reports whether a tier has learned another rate than that of a new ledger.
+func (l *Ledger) KnowsRate() bool {
+	return slices.ContainsFunc(l.plan.learned, func(r *learned) bool { return r.hasLearned(&l.state) })
+}
+
+// Unused returns a ledger without charges, whose tiers know the rates that they have learned.
+func (l *Ledger) Unused() Ledger {
+	u := l.plan.NewLedger()
 	for _, r := range l.plan.learned {
-		if r.hasLearned(&l.state) {
-			return false
-		}
+		copy(r.state(&u.state)[badWord:], r.state(&l.state)[badWord:])
 	}
-	return true
+	return u
 }
 
 // Recurs reports whether the ledger is as o was, but by microseconds later on both clocks: then both
