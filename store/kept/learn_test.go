@@ -49,7 +49,8 @@ func (h *hidden) run(ctx context.Context, wg *sync.WaitGroup, process int, l *th
 		wg.Go(func() {
 			for ctx.Err() == nil {
 				p, err := l.Acquire(ctx, nil)
-				if err != nil {
+				if err != nil { // the end of the context
+					time.Sleep(10 * time.Millisecond)
 					continue
 				}
 				if h.serve(process) {
@@ -90,9 +91,9 @@ func learnedOf(t testing.TB, l *throttle.Limiter) *throttle.TierStatus {
 
 func TestDebugFleetLearns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, farAndNear[:4]...)
+		f := newFleet(t, 100*time.Microsecond, time.Millisecond, 2*time.Millisecond, 5*time.Millisecond)
 		h := newHidden(t, throttle.Tier{Limit: 40, Window: time.Second})
-		ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 		defer cancel()
 		var wg sync.WaitGroup
 		began := time.Now()
@@ -100,7 +101,7 @@ func TestDebugFleetLearns(t *testing.T) {
 		for i, l := range all {
 			h.run(ctx, &wg, i, l, 8)
 		}
-		for m := range 15 {
+		for m := range 20 {
 			time.Sleep(time.Minute)
 			from := began.Add(time.Duration(m) * time.Minute)
 			ok, bad := count(h.accepted, from, time.Now()), count(h.refused, from, time.Now())

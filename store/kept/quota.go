@@ -306,7 +306,7 @@ func (q *quota) Forget(ctx context.Context) error {
 		for i := range p.ledgers {
 			p.ledgers[i].ledger.Forget()
 		}
-		p.pause.Epoch++
+		p.voidReserved()
 		p.changed, p.urgent, p.whole = true, true, nil
 	})
 	if err == nil {
@@ -364,43 +364,77 @@ func (q *quota) Pause(ctx context.Context, p store.Pause) (done store.Paused, er
 
 // pauseFor begins a pause, unless the refusal that causes it is tolerated. Its cost is one of a plan.
 func (t *txn) pauseFor(p store.Pause, of *algorithms.Plan) (done store.Paused) {
-	tolerated := t.teach(p, of)
-	p.For = p.Length(t.level)
-	if done.Applied = !tolerated && t.pause.Apply(p, t.now); done.Applied {
+	level := t.level
+	p.For = p.Length(level)
+	if done.Applied = t.begins(p, of); done.Applied {
 		done.For = max(0, t.now.Until(t.pause.Until))
-		t.level, t.changed, t.urgent = p.Next(t.level), true, true
+		t.level = p.Next(level)
 	}
 	done.Epoch = t.pause.Epoch
 	return done
 }
 
-// teach passes the refusal that causes a pause to all ledgers, whose tiers may learn their rate. It reports whether the
-// pause is void. What was admitted for an instant of the pause that the last refusal began was reserved before,
-// and its refusal is part of that one.
-func (t *txn) teach(p store.Pause, of *algorithms.Plan) (tolerated bool) {
-	if p.Refused == nil {
-		return false
+// begins begins a pause of p.For, and reports whether it did. A rate that decreases without a pause voids the reservations,
+// which are at the old pace.
+func (t *txn) begins(p store.Pause, of *algorithms.Plan) bool {
+	tolerated, decreases := t.teach(p, of)
+	begun := !tolerated && t.pause.Apply(p, t.now)
+	if !begun && decreases {
+		t.voidReserved()
 	}
-	r := *p.Refused
-	all := t.spread(t.plan.Translate(of, r.Cost))
+	if begun || decreases {
+		t.changed, t.urgent = true, true
+	}
+	return begun
+}
+
+// teach passes the refusal that causes a pause to all ledgers, whose tiers may learn their rate. It reports whether the
+// pause is void, and whether a rate decreases.
+func (t *txn) teach(p store.Pause, of *algorithms.Plan) (tolerated, decreases bool) {
+	if p.Refused == nil {
+		return false, false
+	}
+	cost := t.spread(t.plan.Translate(of, p.Refused.Cost))
 	for i := range t.ledgers {
 		l := &t.ledgers[i].ledger
 		if !l.Plan().Learns() {
 			continue
 		}
-		own := r
-		for _, known := range l.LearnedRates(t.now) {
-			if known != nil && known.At > 0 && r.At < t.pause.Until && r.At < t.now.At {
-				own.At = min(own.At, known.At-1)
-			}
-		}
-		own.Cost, p.Refused = t.of(i, all), &own
-		if void := pause.Teach(l, t.now, p, t.level); i == t.own {
+		own, before := p, lastRefused(l, t.now)
+		own.Refused = &store.Refused{At: t.refusedAt(p.Refused.At, before), Cost: t.of(i, cost)}
+		if void := pause.Teach(l, t.now, own, t.level); i == t.own {
 			tolerated = void
 		}
+		decreases = decreases || lastRefused(l, t.now) != before
 		t.changed, t.whole = true, nil
 	}
-	return tolerated
+	return tolerated, decreases
+}
+
+// refusedAt returns when a refused request was decided, which was admitted for an instant. If that is an instant of the pause
+// that has begun with the last refusal, it was reserved before.
+func (t *txn) refusedAt(at, last int64) int64 {
+	if last > 0 && at >= last && at < min(t.pause.Until, t.now.At) {
+		return last - 1
+	}
+	return at
+}
+
+// lastRefused returns the instant at which a refusal last changed a rate, or zero.
+func lastRefused(l *algorithms.Ledger, now algorithms.Moment) (at int64) {
+	for _, r := range l.LearnedRates(now) {
+		if r != nil {
+			at = max(at, r.At)
+		}
+	}
+	return at
+}
+
+// voidReserved makes all processes reserve anew. While a probe is in flight, no reservations are in use.
+func (t *txn) voidReserved() {
+	if !t.pause.Probing {
+		t.pause.Epoch++
+	}
 }
 
 // pauseAlone pauses this process until the next transaction, which pauses the others.
@@ -408,10 +442,8 @@ func (q *quota) pauseAlone(p store.Pause, began time.Time) {
 	end := began.Add(p.For)
 	apply := func(t *txn) {
 		p := p
-		tolerated := t.teach(p, q.plan)
-		if p.For = time.Until(end); p.For > 0 && !tolerated && t.pause.Apply(p, t.now) {
-			t.changed, t.urgent = true, true
-		}
+		p.For = time.Until(end)
+		t.begins(p, q.plan)
 	}
 	q.entry.mu.Lock()
 	q.pending = append(q.pending, pending{apply, true})
