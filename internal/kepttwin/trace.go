@@ -451,6 +451,7 @@ func (x *trace) refuse(p int, w *store.Pause) (of *algorithms.Plan) {
 func (x *trace) forgetRates(p int) {
 	x.call(p, true, func() error { return x.processes[p].quota.(store.Feedback).Forget(x.ctx) }, func(s *state) {
 		for i := range s.ledgers {
+			s.ledgers[i].ledger.Usage(s.now)
 			s.ledgers[i].ledger.Forget()
 		}
 		if !s.pause.Probing {

@@ -303,6 +303,7 @@ func (q *quota) Learned() bool { return false }
 // Forget voids reservations in other processes when they learn of it.
 func (q *quota) Forget(ctx context.Context) error {
 	err := q.transact(ctx, func(p *part) {
+		p.land()
 		for i := range p.ledgers {
 			p.ledgers[i].ledger.Forget()
 		}
