@@ -329,7 +329,7 @@ func (r *learned) fresh(s *state, now Moment) int64 { return max(now.At, r.state
 
 func (r *learned) sound(s *state) bool {
 	w := r.state(s)
-	return stored(w...) && w[badWord] <= r.most && w[creditWord] <= mostCredit && w[lowUnitsWord] <= enoughUnits
+	return stored(w...) && w[badWord] <= mostLearned*million && w[creditWord] <= mostCredit && w[lowUnitsWord] <= enoughUnits
 }
 
 func (r *learned) recurs(s, o *state, by int64) bool { return false }

@@ -251,10 +251,10 @@ func holdsAny(p *algorithms.Plan, cost []int64) bool {
 	return false
 }
 
-// reserve adds a request at the instant that the store has told. It takes the place of one that was returned, or the
-// last one.
-func (s *state) reserve(b booked, expected int64) error {
-	open := s.pause.Until <= s.now.At && !s.pause.Probe && (b.process == nobody || len(s.ledgers) == 1)
+// reserve adds a request at the instant that the store has told. It takes the place of one that was returned, unless it
+// yields, or the last one.
+func (s *state) reserve(b booked, expected int64, yields bool) error {
+	open := !yields && s.pause.Until <= s.now.At && !s.pause.Probe && (b.process == nobody || len(s.ledgers) == 1)
 	i := slices.IndexFunc(s.book, func(o booked) bool {
 		return open && o.free && o.at == b.at && b.guard <= o.guard && b.cost.fits(o.cost)
 	})
