@@ -98,6 +98,17 @@ func (p *Plan) Following(f Followed) *Plan {
 	return next
 }
 
+// Continues reports whether the plan differs from another one at most by the limits that responses have
+// named. What was charged under one can then be settled under the other, tier by tier.
+func (p *Plan) Continues(o *Plan) bool { return p.Base() == o.Base() }
+
+// Replaces reports whether a quota under an old plan has to take the plan over: one that contains what
+// responses have named comes too late if the tiers have changed since, or if a later response has named
+// limits.
+func (p *Plan) Replaces(old *Plan) bool {
+	return p.unfollowed == nil || p.Continues(old) && p.followed.At >= old.followed.At
+}
+
 // Named returns the limit that a given tier has when a response names a limit for it, and the limit that
 // it has now.
 func (p *Plan) Named(given int, limit int64) (then, now int64) {
