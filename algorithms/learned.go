@@ -319,9 +319,13 @@ func (r *learned) forget(s *state, now Moment, keep int64) {
 	}
 }
 
-// refund takes back units that were admitted at from or later, as a bucket does.
+// refund takes back units that were admitted at from or later, as a bucket does. If the rate limited them, they no
+// longer raise it.
 func (r *learned) refund(s *state, now Moment, from, n int64) {
 	w := r.state(s)
+	if now.At <= w[tatWord]-r.drain(max(0, r.burst-n), r.now(s)) {
+		w[unitsWord] = max(0, w[unitsWord]-n)
+	}
 	w[tatWord] -= max(0, min(r.drain(n, r.now(s))-max(0, now.At-from), w[tatWord]-now.At))
 }
 

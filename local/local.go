@@ -456,13 +456,23 @@ func (q *quota) Idle() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := q.now()
-	return q.pause.Until <= now.At && !q.pause.Probe && q.ledger.Fresh(now)
+	return q.pause.Until <= now.At && !q.pause.Probe && isUnused(&q.ledger, now)
+}
+
+// isUnused reports whether a ledger counts nothing. It may have learned something.
+func isUnused(l *algorithms.Ledger, now algorithms.Moment) bool {
+	if l.KnowsRate() {
+		own := l.Clone()
+		own.Forget()
+		l = &own
+	}
+	return l.Fresh(now)
 }
 
 func (q *quota) Learned() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.level > 0 || q.ledger.Learned(q.now())
+	return q.level > 0 || q.ledger.Learned(q.now()) || q.ledger.KnowsRate()
 }
 
 func (q *quota) Forget(context.Context) error {
@@ -473,7 +483,7 @@ func (q *quota) Forget(context.Context) error {
 }
 
 // Park returns the state of a quota without callers and permits, from which Unpark makes a quota that
-// decides alike. It returns false if the quota pauses or has learned something.
+// decides alike. It returns false if the quota pauses or has learned something else than a rate.
 func (q *quota) Park() (state []byte, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -489,10 +499,11 @@ func (q *quota) Park() (state []byte, ok bool) {
 // Unpark gives a new quota a state that Park returned.
 func (q *quota) Unpark(state []byte) error { return q.ledger.UnmarshalBinary(state) }
 
-// IsIdleAs reports whether the quota would be idle with a state that Park returned.
-func (q *quota) IsIdleAs(state []byte) bool {
+// IsIdleAs reports whether the quota would be idle with a state that Park returned and, unless forced, would know
+// nothing that it has learned.
+func (q *quota) IsIdleAs(state []byte, forced bool) bool {
 	l := q.ledger.Plan().NewLedger()
-	return l.UnmarshalBinary(state) == nil && l.Fresh(q.now())
+	return l.UnmarshalBinary(state) == nil && isUnused(&l, q.now()) && (forced || !l.KnowsRate())
 }
 
 func (q *quota) Close() {}

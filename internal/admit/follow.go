@@ -48,7 +48,7 @@ func (c *Charge) Follow(ctx context.Context, limits []int64) {
 	}
 	s.mu.Lock()
 	for tier, limit := range limits {
-		if given := plan.Declared(tier); limit > 0 && s.heed(rev.Plan, given, limit, c.Decision.At) {
+		if given := plan.Declared(tier); limit > 0 && s.rareState().heed(rev.Plan, given, limit, c.Decision.At) {
 			f.Limits[given], changed = s.rare.named[given].limit, true
 		}
 	}
@@ -58,10 +58,8 @@ func (c *Charge) Follow(ctx context.Context, limits []int64) {
 	}
 }
 
-// heed records what a response names for a given tier, and reports whether the tier changes. The caller
-// holds s.mu.
-func (s *Scope) heed(plan *algorithms.Plan, given int, limit, at int64) bool {
-	r := s.rareState()
+// heed records what a response names for a given tier, and reports whether the tier changes.
+func (r *rareState) heed(plan *algorithms.Plan, given int, limit, at int64) bool {
 	if len(r.named) != len(plan.Given()) {
 		r.named = make([]named, len(plan.Given()))
 	}
@@ -75,25 +73,6 @@ func (s *Scope) heed(plan *algorithms.Plan, given int, limit, at int64) bool {
 	return then < now || then > now && agrees
 }
 
-// follow changes the limits of the tiers to those that responses have named.
-func (s *Scope) follow(ctx context.Context, rev *Revision, f algorithms.Followed) error {
-	if f.Limits == nil { // the tiers have their own limits again
-		s.mu.Lock()
-		s.rareState().named = nil
-		s.mu.Unlock()
-	}
-	if plan := rev.Plan.Following(f); plan != rev.Plan {
-		if err := lifecycleOf(rev).Change(ctx, plan); err != nil {
-			return rev.Errorf("%w", err)
-		}
-	}
-	s.adoptSuccessor()
-	if s.queue.made.Load() != nil {
-		s.queue.configure(s, nil)
-	}
-	return nil
-}
-
 // Tiers returns the tiers that decide now, if they differ from those of the charge only by what responses have
 // named, and else those of the charge.
 func (c *Charge) Tiers() []algorithms.Tier {
@@ -104,10 +83,11 @@ func (c *Charge) Tiers() []algorithms.Tier {
 }
 
 // Refused returns the refusal of a charged request for the tiers that learn their rate. If it names a unit, it
-// is not about others. It returns nil if no tier learns.
+// is not about others. It returns nil if no tier learns, and for a probe, because nothing was sent at the rate
+// before it.
 func (c *Charge) Refused(unit string) *store.Refused {
 	plan := c.Revision.Plan
-	if !plan.Learns() {
+	if !plan.Learns() || c.Decision.Probe {
 		return nil
 	}
 	cost := slices.Clone(c.Cost)

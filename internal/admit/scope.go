@@ -205,6 +205,25 @@ func (s *Scope) Forget(ctx context.Context) error {
 	return feedbackOf(rev.quota).Forget(ctx)
 }
 
+// follow changes the limits of the tiers to those that responses have named.
+func (s *Scope) follow(ctx context.Context, rev *Revision, f algorithms.Followed) error {
+	if f.Limits == nil { // the tiers have their own limits again
+		s.mu.Lock()
+		s.rareState().named = nil
+		s.mu.Unlock()
+	}
+	if plan := rev.Plan.Following(f); plan != rev.Plan {
+		if err := lifecycleOf(rev).Change(ctx, plan); err != nil {
+			return rev.Errorf("%w", err)
+		}
+	}
+	s.adoptSuccessor()
+	if s.queue.made.Load() != nil {
+		s.queue.configure(s, nil)
+	}
+	return nil
+}
+
 // close refuses all callers from now on, and cancels reservations.
 func (s *Scope) close() {
 	s.mu.Lock()
