@@ -168,6 +168,9 @@ func (r *learned) drain(n, rate int64) int64 { return min(ceilMulDiv(n, r.window
 
 func (r *learned) earliest(s *state, now Moment, n int64) int64 {
 	w := r.state(s)
+	if n > r.burst {
+		return Never
+	}
 	return max(now.At, w[tatWord]-r.drain(r.burst-n, r.rested(w, now.At)))
 }
 
@@ -218,7 +221,7 @@ func (r *learned) send(s *state, now Moment, n int64) {
 		w[badWord], w[unitsWord] = bad, units
 	}
 	rate := r.rate(w[badWord], w[unitsWord])
-	limited := w[tatWord] > 0 && now.At <= w[tatWord]-r.drain(r.burst-n, rate)+r.drain(n, rate)
+	limited := n <= r.burst && w[tatWord] > 0 && now.At <= w[tatWord]-r.drain(r.burst-n, rate)+r.drain(n, rate)
 	w[tatWord] = min(max(w[tatWord], now.At)+r.drain(n, rate), now.At+Latest)
 	if credit, _ := mulDiv(n, 2*w[lowRefusalsWord], w[lowUnitsWord]+priorUnits); credit > 0 {
 		w[creditWord] = min(mostCredit, w[lowRefusalsWord], w[creditWord]+credit)
@@ -241,10 +244,11 @@ func (r *learned) isLow(w []int64) bool {
 }
 
 // refuse decreases the rate after the refusal of a request that was admitted at an instant. It
-// reports whether the refusal is one that the rate has not caused.
+// reports whether the refusal is one that the rate has not caused. In a fleet, requests are admitted ahead, up to the
+// instant of the decrease.
 func (r *learned) refuse(s *state, now Moment, admitted int64) (tolerated bool) {
 	w := r.state(s)
-	if w[sinceWord] > 0 && admitted < w[sinceWord] {
+	if w[sinceWord] > 0 && admitted <= w[sinceWord] {
 		return false
 	}
 	if r.isLow(w) && w[unitsWord] >= leastGap {
