@@ -171,6 +171,9 @@ func (r *learned) drain(n, rate int64) int64 { return min(ceilMulDiv(n, r.window
 
 func (r *learned) earliest(s *state, now Moment, n int64) int64 {
 	w := r.state(s)
+	if n > r.burst {
+		return Never
+	}
 	return max(now.At, w[tatWord]-r.drain(r.burst-n, r.rested(w, now.At)))
 }
 
@@ -221,7 +224,7 @@ func (r *learned) send(s *state, now Moment, n int64) {
 		w[badWord], w[unitsWord] = bad, units
 	}
 	rate := r.rate(w[badWord], w[unitsWord])
-	limited := w[tatWord] > 0 && now.At <= w[tatWord]-r.drain(r.burst-n, rate)+r.drain(n, rate)
+	limited := n <= r.burst && w[tatWord] > 0 && now.At <= w[tatWord]-r.drain(r.burst-n, rate)+r.drain(n, rate)
 	w[tatWord] = min(max(w[tatWord], now.At)+r.drain(n, rate), now.At+Latest)
 	r.credit(w, min(n, enoughUnits)*min(2*r.noise(w), mostNoise))
 	if r.isLow(w) {
@@ -260,11 +263,12 @@ func (r *learned) isLow(w []int64) bool {
 }
 
 // refuse decreases the rate after the refusal of a request that was admitted at an instant. It
-// reports whether callers need no pause: the rate has not caused the refusal, or it decreases.
+// reports whether callers need no pause: the rate has not caused the refusal, or it decreases. In a fleet,
+// requests are admitted ahead, up to the instant of the decrease.
 func (r *learned) refuse(s *state, now Moment, admitted int64) (done bool) {
 	w := r.state(s)
 	if since := w[sinceWord]; since > 0 && admitted < since+aftermath {
-		return admitted < since
+		return admitted <= since
 	}
 	// The units until it was admitted, if they were admitted evenly.
 	before, _ := mulDiv(w[unitsWord], admitted-w[sinceWord], max(1, now.At-w[sinceWord]))

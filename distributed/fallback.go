@@ -57,8 +57,10 @@ func (f *fallback) adopt(old *fallback) *fallback {
 }
 
 // part returns one of n equal parts of a tier. If that is less than one unit, the part is one unit
-// in a longer window. Without a window the part is zero, which is no valid tier.
+// in a longer window. Without a window the part is zero, which is no valid tier. A learned tier has its Limit,
+// because Redis has the rate.
 func part(t algorithms.Tier, n int64) algorithms.Tier {
+	t.Learn = algorithms.Learn{}
 	if t.Burst > 0 {
 		t.Burst = max(1, t.Burst/n)
 	}

@@ -1,6 +1,7 @@
 package distributed
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -25,6 +26,7 @@ const (
 	dryRun        = time.Duration(-1)      // the bound of a request that is not to be charged
 	dryRunArg     = -2                     // the same in a call
 	lastInstant   = 1<<53 - 1              // the last instant that a script can tell from the next
+	learnedWords  = 7                      // the numbers that the script keeps of a learned tier
 	lent          = -1 << 32               // in a reply, before how much less a returned reservation is valid; the script's -LENT
 )
 
@@ -40,10 +42,11 @@ type quota struct {
 	store    *Store
 	key      string // its name in Redis
 	plan     *algorithms.Plan
-	text     string    // of the plan, for the script
-	budgets  []any     // the numbers of its budget tiers, from 1
-	leases   *leases   // nil without Concurrency tiers and estimated units; shared with the successor
-	fallback *fallback // nil if Options.Fallback is zero
+	best     *algorithms.Plan // the plan at the highest rates, for forecasts
+	text     string           // of the plan, for the script
+	budgets  []any            // the numbers of its budget tiers, from 1
+	leases   *leases          // nil without Concurrency tiers and estimated units; shared with the successor
+	fallback *fallback        // nil if Options.Fallback is zero
 
 	lineage *lineage.Line
 	version int64 // of the plan, in the lineage
@@ -76,6 +79,7 @@ func newQuota(s *Store, name string, plan *algorithms.Plan, line *lineage.Line, 
 		store:   s,
 		key:     name,
 		plan:    plan,
+		best:    atMost(plan),
 		text:    planText(plan),
 		lineage: line,
 		version: version,
@@ -310,7 +314,10 @@ func (q *quota) Align(int, time.Time, time.Time) {}
 func (q *quota) Learned() bool { return false }
 
 // Forget makes the tiers that learn their rate start again.
-func (q *quota) Forget(ctx context.Context) error { return nil }
+func (q *quota) Forget(ctx context.Context) error {
+	_, _, _, err := q.ask(ctx, opForget)
+	return err
+}
 
 // Observe reports readings to Redis, in a goroutine that ends with the call. It skips them if the
 // last report was less than observeEvery ago and units remain.
@@ -374,6 +381,13 @@ func (q *quota) Status(ctx context.Context) (store.Status, error) {
 			MaxRate:    rates[i],
 		})
 	}
+	learned := own[3*len(s.Tiers):]
+	for i := range s.Tiers {
+		if s.Tiers[i].Tier.Learns() {
+			s.Tiers[i].SetLearned(q.plan.LearnedRate(i, learned[:learnedWords], h.now), h.now)
+			learned = learned[learnedWords:]
+		}
+	}
 	return s, nil
 }
 
@@ -403,7 +417,7 @@ func (q *quota) idle() store.Quota {
 	if !q.isNewest() {
 		return nil
 	}
-	idle, _ := local.New().Open("", q.plan, nil) // a new store has no key yet
+	idle, _ := local.New().Open("", q.best, nil) // a new store has no key yet
 	s := q.record.get()
 	left := time.Until(s.until)
 	if !s.unrecorded && !s.isFresh() {
@@ -411,6 +425,26 @@ func (q *quota) idle() store.Quota {
 	}
 	_, _ = idle.Pause(context.Background(), store.Pause{For: left})
 	return idle
+}
+
+// atMost returns a plan that admits a request no later than p, whatever the rates of p are: each learned tier has its
+// highest one.
+func atMost(p *algorithms.Plan) *algorithms.Plan {
+	if !p.Learns() {
+		return p
+	}
+	tiers := slices.Clone(p.Given())
+	for i := range tiers {
+		if t := &tiers[i]; t.Learns() {
+			t.Burst = cmp.Or(t.Burst, t.Limit)
+			t.Limit, t.Learn = t.Learn.Most, algorithms.Learn{}
+		}
+	}
+	most, err := algorithms.NewPlan(tiers, p.Guard())
+	if err != nil {
+		panic(err) // a bucket may refill faster
+	}
+	return most
 }
 
 // Idle reports whether the quota can be forgotten without a loss: no pause is in force, which Redis

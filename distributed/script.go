@@ -41,6 +41,7 @@ const (
 	opObserve   = "observe"    // compares the counts that a response reports with the quota's own
 	opStatus    = "status"     // reports the use of each tier
 	opCount     = "count"      // charges what the provider has counted already
+	opForget    = "forget"     // makes the learned tiers start again
 	opLeave     = "leave"      // gives back a turn
 )
 
@@ -235,6 +236,9 @@ const estimate = 1 << 32
 // unknownPhase is the burst of a log or a sliding window that is declared as FixedWindow.
 const unknownPhase = 1
 
+// learned is the algorithm of a bucket whose rate is learned.
+const learned = 10
+
 // planText returns the plan as the script's argument, see main.lua.
 func planText(p *algorithms.Plan) string {
 	words := make([]string, 0, 4+len(p.Units())+6*len(p.Tiers()))
@@ -263,14 +267,21 @@ func planText(p *algorithms.Plan) string {
 		if t.Algorithm == algorithms.Calendar {
 			burst = t.Period.Longest().Microseconds()
 		}
-		add(int64(t.Algorithm), unit[t.Unit], t.Limit, t.Window.Microseconds(), burst, extra(t))
+		algorithm := int64(t.Algorithm)
+		if t.Learns() {
+			algorithm = learned
+		}
+		add(algorithm, unit[t.Unit], t.Limit, t.Window.Microseconds(), burst, extra(t))
 	}
 	return strings.Join(words, " ")
 }
 
 // extra returns the last number of a tier, which depends on the algorithm: precision or phase in
-// µs, or a hash of a calendar's period and zone.
+// µs, a hash of a calendar's period and zone, or the bounds of a learned rate.
 func extra(t algorithms.Tier) int64 {
+	if t.Learns() {
+		return t.Learn.Least<<24 + t.Learn.Most
+	}
 	if t.Algorithm == algorithms.Calendar {
 		h := fnv.New64a()
 		h.Write([]byte(t.Period.String() + " " + t.Zone))

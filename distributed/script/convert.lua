@@ -101,7 +101,7 @@ end
 local function convert(words, kept)
   local present, mixed, sums = plan, kept.current and limitsOf(words) ~= limitsOf(kept.words), nil
   local old, wordsOf, head = kept.plan, kept.wordsOf, kept.head
-  local unused = rep('\0', 7 * 4)
+  local unused = rep('\0', 7 * 7)
   local oldNames, oldKinds = namesOf(old)
 
   -- The text of the plan with its guest tiers, and the list of that text.
@@ -326,7 +326,10 @@ local function convert(words, kept)
       regroup(rule, was, plan[t + 3], plan[t + 5])
       charged = was.others
     end
-    if charged > 0 then rule.land(frontier, charged) end
+    if charged > 0 then
+      if rule.learns then rule.send(frontier, charged, 1) end
+      rule.land(frontier, charged)
+    end
     return rule
   end
 

@@ -20,7 +20,8 @@
 --          together), U units,
 --          K tiers, U hashes of the units' names, and for each tier: algorithm, unit from 0,
 --          limit, window, burst (of a calendar: longer than any period; of windows of unknown
---          phase: 1), extra (precision, phase, or a hash of period and zone)
+--          phase: 1), extra (precision, phase, a hash of period and zone, or the bounds of a learned rate: least ×
+--          2^24 + most)
 --   starts only with calendar tiers: for each, the beginnings of five periods, see calendar.lua
 --   lease  only with a concurrency tier or estimates: owner, seq, length, 1 if the caller has
 --          waiters, until when it knows the state, as generation + now, or 0, U amounts held now, and with estimates a number
@@ -40,6 +41,7 @@
 --   observe    compares the counts that a response reports with the quota's own
 --   status     reports the use of each tier
 --   count      charges what the provider has counted already
+--   forget     makes the learned tiers start again
 --   leave      gives back a turn
 --
 -- The arguments of each operation, where a cost is U amounts:
@@ -111,7 +113,10 @@
 --   lease       no arguments. Replies the four numbers of calendar tiers.
 --   pause       for, ban 0 or 1, once, epoch, probe 0 or 1, and for a back-off two more numbers:
 --               its length is for, doubled once for each back-off since a request passed, at most
---               the first number; the first back-off has no length if the second number is 1.
+--               the first number; the first back-off has no length if the second number is 1. A first
+--               number of 0 is no back-off. For learned tiers follow the instant at which the refused request
+--               was admitted, and its cost, zero in units that the refusal is not about. If all of
+--               them tolerate the refusal, a back-off is void.
 --               Replies 1 if the pause applies, because it ends later than the present one. With
 --               once 1, it applies only without an event since epoch. With once 2, it applies only
 --               if this state is from before epoch, and sets epoch: it restores a pause in a state
@@ -133,8 +138,9 @@
 --               authoritative, how long until the count ends at the latest, or 0, and by how much
 --               sooner it may end.
 --   status      no arguments. Replies for each tier: used, instant of the next unit, instant when
---               unused; -1: never.
+--               unused; -1: never. The words of the learned tiers follow.
 --   count       for each tier, the amount.
+--   forget      no arguments.
 --   leave       the turn, and the number of requests it is for, or 0 for requests that yield; or the
 --               place in the line and minus the length of the turn.
 -- Reply    now, generation, the least expiry of the key in ms, epoch, end of the ban, or otherwise of the

@@ -1,6 +1,6 @@
 -- plan.lua: the policy of the caller. Units: windows, precision and phase in µs.
 -- Twin: algorithms/plan.go.
--- Uses: call.lua, rule.lua.
+-- Uses: call.lua, pack.lua, rule.lua.
 -- Gives: plans, plan and its fields, paceOf, amounts, numbersIn, listOf.
 --
 -- A plan is a list of numbers: guard, the resolution as a power of two, number of units, number of
@@ -55,7 +55,8 @@ local function numbersIn(words)
   return list
 end
 
--- The numbers of a plan with its guest tiers; nil if the text is not a plan. ownUnits is the number
+-- The numbers of a plan with its guest tiers; nil if the text is not a plan, and the problem if it is one of a newer
+-- release. ownUnits is the number
 -- of units for which calls have arguments, deciding the number of tiers that decide, and ends lists
 -- until when each guest tier is kept.
 local function listOf(words)
@@ -77,6 +78,7 @@ local function listOf(words)
     p = list
   end
   for t = 5 + p[3], #p, 6 do
+    if p[t] > LEARNED then return nil, 'version of the state is not known: it has an algorithm ' .. text(p[t]) end
     if not WORDS[p[t]] or p[t + 1] >= p[3] then return nil end
   end
   return p

@@ -100,14 +100,15 @@ end
 -- all still kept. Returns nil and the problem if the state is not valid.
 local function oldIn(raw)
   local HEADS = {['1'] = 55, ['2'] = 56, ['3'] = HEAD, ['4'] = HEAD, ['5'] = HEAD} -- by format: 1 had no readings, 2 no ban of its own, 3 no guards in the pool, no turns and no tail, 4 no line
-  local FIRST = {[0] = 3, 2, 3, 2, 4, 2, 2, 2, 0, 3} -- and did in a state of format 1
+  local FIRST = {[0] = 3, 2, 3, 2, 4, 2, 2, 2, 0, 3, 7} -- and did in a state of format 1
   local version = string.match(raw, '^thr(%d+) ')
   if not version then return nil, 'foreign value: another program uses this key' end
   if not HEADS[version] then return nil, 'version ' .. version .. ' of the state is not known' end
   local words, after = string.match(raw, '^thr%d ([%d +]*)\n()')
   if not words then return nil, 'corrupt state: it ends too soon' end
-  local p = plans[words] or listOf(words)
-  if not p then return nil, 'corrupt plan in the state' end
+  local p, problem = plans[words], nil
+  if not p then p, problem = listOf(words) end
+  if not p then return nil, problem or 'corrupt plan in the state' end
   local old = {words = words, current = version >= '4', plan = p, wordsOf = version == '1' and FIRST or WORDS, head = HEADS[version], poolNumbers = version < '4' and 1 or POOLED,
     leaseNumbers = version < '4' and 3 or SUMS, readingNumbers = version < '3' and 14 or version == '3' and 16 or READING,
     turnNumbers = version < '5' and 8 or TURNS}

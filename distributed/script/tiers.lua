@@ -25,7 +25,7 @@ local function planOf(words, list)
   for t = 5 + p[3], #p, 6 do
     local i = #p.rules + 1
     p.rules[i], p.unitOf[i] = ruleOf(p, t), p[t + 1] + 1
-    p.capacity[i] = isBucket(p[t]) and p[t + 4] or p[t + 2]
+    p.capacity[i] = drains(p[t]) and p[t + 4] or p[t + 2]
     if p[t] == CONCURRENCY then
       local u = p[t + 1] + 1
       p.limited[u] = true
