@@ -29,13 +29,14 @@ func (a *admission) observe(answer *answers.Answer, status int, after *admit.Cal
 func (a *admission) observeScope(c *admit.Charge, readings []answers.Reading, refused bool) {
 	rev := c.Revision
 	var seen []store.Observation
+	var named []admit.NamedLimit
 	for _, r := range readings {
 		of, tier := a.tierFor(r)
 		if of != rev {
 			continue
 		}
 		if r.Limit > 0 {
-			c.Follow(context.Background(), tier, r.Limit)
+			named = append(named, admit.NamedLimit{Tier: tier, Limit: r.Limit})
 		}
 		if rev.Plan.Tiers()[tier].Phase == UnknownPhase && r.Has&answers.HasReset != 0 && !r.Full {
 			align(c, tier, r)
@@ -46,6 +47,7 @@ func (a *admission) observeScope(c *admit.Charge, readings []answers.Reading, re
 			seen = append(seen, o)
 		}
 	}
+	c.Follow(context.Background(), named)
 	if len(seen) > 0 {
 		c.Feedback().Observe(c.Decision, c.Cost, seen)
 	}

@@ -58,8 +58,8 @@ func following(t Tier, limit int64) Tier {
 
 // A Followed is what a plan has taken over from responses.
 type Followed struct {
-	// At is when the request of the last response that changed something was admitted, by the quota's
-	// clock. Of two, the later one holds.
+	// At numbers the last response that changed something: it is when its request was admitted, by the
+	// quota's clock, or a little later. Of two, the later one holds.
 	At int64
 
 	// Limits are the named limits of the given tiers. Zero stands for the tier's own.
@@ -80,8 +80,15 @@ func (p *Plan) Base() *Plan {
 // Followed returns what the plan has taken over.
 func (p *Plan) Followed() Followed { return p.followed }
 
+// IsStale reports whether the plan has taken over limits and must not replace a plan in force: that has
+// another base, because the policy has changed meanwhile, or has taken over later ones.
+func (p *Plan) IsStale(inForce *Plan) bool {
+	return p.followed.At > 0 && (p.followed.At <= inForce.followed.At || !p.Base().Equal(inForce.Base()))
+}
+
 // Following returns the plan with limits that responses have named, as far as the Follow of each tier
-// allows, instead of those that it has taken over before.
+// allows, instead of those that it has taken over before. If there is no such plan, because a bucket
+// would refill too slowly, the tiers stay as they are.
 func (p *Plan) Following(f Followed) *Plan {
 	base := p.Base()
 	tiers := slices.Clone(base.given)
@@ -92,7 +99,8 @@ func (p *Plan) Following(f Followed) *Plan {
 	}
 	next, err := NewPlan(tiers, base.Guard())
 	if err != nil {
-		return p // a bucket that refills too slowly
+		kept := *p
+		next = &kept
 	}
 	next.unfollowed, next.followed, next.start = base, f, base.start
 	return next

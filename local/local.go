@@ -347,6 +347,10 @@ func (q *quota) Resume(context.Context) error {
 
 func (q *quota) Change(_ context.Context, plan *algorithms.Plan) error {
 	q, _ = q.lock(store.Decision{})
+	if plan.IsStale(q.ledger.Plan()) {
+		q.mu.Unlock()
+		return nil
+	}
 	q.convert(plan)
 	q.unlockAndNotify(store.Replanned, 0)
 	return nil

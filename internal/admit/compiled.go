@@ -71,7 +71,7 @@ func (c *Policy) withPlan(plan *algorithms.Plan) *Policy {
 // keeping returns the policy with a plan in force if that is equal to its own, so that nothing has to be
 // converted: requests in flight then stay so.
 func (c *Policy) keeping(plan *algorithms.Plan) *Policy {
-	if c.Plan == plan || !c.Plan.Equal(plan) || !slices.Equal(c.Plan.Given(), plan.Given()) {
+	if c.Plan == plan || !c.Plan.Equal(plan) || !c.Plan.Base().Equal(plan.Base()) || !slices.Equal(c.Plan.Given(), plan.Given()) {
 		return c
 	}
 	own := *c
