@@ -57,9 +57,9 @@ type call struct {
 	more  []string // further keys in the same slot
 	// around are the quotas around it, whose calls these are too.
 	around []*quota
-	args  []any
-	reply []int64
-	err   error
+	args   []any
+	reply  []int64
+	err    error
 
 	requests int // that the reply decides
 }
