@@ -110,6 +110,8 @@ func (l *Ledger) Usage(now Moment) []Usage {
 		usage[i].Used = l.used(i, now)
 		if _, ok := r.(releaser); !ok {
 			usage[i].InFlight = l.inFlight(l.plan.unit[i])
+		}
+		if !l.plan.tiers[i].Learns() { // which has counted them at their admission
 			usage[i].Used += usage[i].InFlight
 		}
 		usage[i].Next = l.admits(i, now, 1)
@@ -136,6 +138,17 @@ func (l *Ledger) Fresh(now Moment) bool {
 		}
 	}
 	return !l.KnowsRate()
+}
+
+// Lead returns how much sooner than l says a cost may be admitted behind what l has charged since it was the
+// ledger o: by as much as the units that learned rates had left take longer at the lower rates of o.
+func (l *Ledger) Lead(o *Ledger, cost []int64) (lead int64) {
+	for _, r := range l.plan.learned {
+		if left := r.burst - cost[r.unit]; cost[r.unit] > 0 && left > 0 {
+			lead = max(lead, r.drain(left, r.now(&o.state))-r.drain(left, r.now(&l.state)))
+		}
+	}
+	return lead
 }
 
 // KnowsRate reports whether a tier has learned another rate than that of a new ledger.
