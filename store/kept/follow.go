@@ -119,7 +119,7 @@ func (b *behind) catchUp() {
 func (q *quota) follow(plan *algorithms.Plan) bool {
 	for {
 		q = q.newest()
-		if !plan.Follows() || !q.given.Base().Equal(plan.Base()) {
+		if !plan.Follows() || !plan.Continues(q.given) {
 			return false
 		}
 		if !isNewer(plan.Followed(), q.given.Followed()) {
