@@ -346,3 +346,41 @@ func TestFollowedLimitSurvivesQuietDay(t *testing.T) {
 		}
 	})
 }
+
+// Callers that wait in other processes learn at once of a limit that was followed.
+func TestFollowedLimitIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 5*time.Millisecond, 5*time.Millisecond)
+		base := followPlan(t, algorithms.Tier{Limit: 10, Window: time.Hour, Follow: algorithms.Follow{Least: 2, Most: 20}})
+		var quotas []store.Quota
+		for _, s := range f.stores {
+			q, err := s.Open("told", base, func(store.Call) {})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := q.Status(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			quotas = append(quotas, q)
+		}
+		replanned := make(chan time.Time, 9)
+		defer quotas[1].Watch(func(c store.Change, _ time.Duration) {
+			if c == store.Replanned {
+				replanned <- time.Now()
+			}
+		})()
+		time.Sleep(2 * time.Second)
+		began := time.Now()
+		if err := quotas[0].(store.Lifecycle).Change(t.Context(), base.Following(algorithms.Followed{At: 1, Limits: []int64{20}})); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case at := <-replanned:
+			if took := at.Sub(began); took > 60*time.Millisecond {
+				t.Errorf("told after %v", took)
+			}
+		case <-time.After(10 * time.Second):
+			t.Error("not told")
+		}
+	})
+}

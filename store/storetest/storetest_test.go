@@ -292,7 +292,7 @@ func TestFaults(t *testing.T) {
 			}
 			return d
 		}}},
-		"a response does not land the request": {"Arrived", fault{arrived: func(q localQuota, d store.Decision, cost []int64) { q.Arrived(d, make([]int64, len(cost))) }}},
+		"a response does not land the request": {"Arrived Follow", fault{arrived: func(q localQuota, d store.Decision, cost []int64) { q.Arrived(d, make([]int64, len(cost))) }}},
 		"an error lands the request":           {"Unanswered ProbeHandedOn SettleUnanswered", fault{unanswered: localQuota.Arrived}},
 		"a request is returned twice": {"Return Release", fault{giveBack: func(q localQuota, d store.Decision, cost []int64) {
 			giveBack(q, d, cost)
