@@ -358,7 +358,7 @@ func TestFollowedLimitIsTold(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := q.Status(t.Context()); err != nil {
+			if _, err := q.TryAcquire(t.Context(), request()); err != nil {
 				t.Fatal(err)
 			}
 			quotas = append(quotas, q)
