@@ -366,6 +366,58 @@ func TestFollowSeveralTiers(t *testing.T) {
 	}
 }
 
+// A limit without a window is that of the only tier of its unit that follows.
+func TestFollowWithoutAWindow(t *testing.T) {
+	minute, hourly, day := per(time.Minute, 10, throttle.FixedWindow), per(hour, 100, throttle.FixedWindow), per(24*hour, 1000, throttle.FixedWindow)
+	for _, c := range []struct {
+		tiers []throttle.Tier
+		want  string
+	}{
+		{[]throttle.Tier{minute, follows(hourly, 0, 10000), day}, "10 500 1000"},
+		{[]throttle.Tier{follows(minute, 0, 1000), hourly}, "500 100"},
+		{[]throttle.Tier{follows(minute, 0, 1000), follows(hourly, 0, 1000)}, "10 100"},
+		{[]throttle.Tier{follows(minute, 0, 1000), follows(hourly, 0, 1000), follows(day, 0, 10000)}, "10 100 1000"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			l, tr, api := following(t, exact(c.tiers...), nil)
+			api.set(500)
+			sendAll(t, tr, 3)
+			if got := limits(t, l); got != c.want {
+				t.Errorf("the limits are %s, want %s", got, c.want)
+			}
+		})
+	}
+}
+
+// A Burst below the Limit is the caller's own, and stays.
+func TestFollowKeepsASmallBurst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := follows(throttle.Tier{Limit: 5000, Window: hour, Algorithm: throttle.GCRA, Burst: 10}, 0, 15000)
+		l, tr, api := following(t, exact(tier), nil)
+		api.set(15000)
+		sendAll(t, tr, 3)
+		time.Sleep(time.Minute)
+		if n := sendAll(t, tr, 100); n != 10 {
+			t.Errorf("%d at once, want 10", n)
+		}
+		start := time.Now()
+		for range 100 {
+			if err := l.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if took := time.Since(start); took != 24*sec {
+			t.Errorf("100 requests took %v, want 24s at 15,000 an hour", took)
+		}
+		time.Sleep(time.Minute)
+		api.set(8) // below the lowest
+		sendAll(t, tr, 1)
+		if got := status(t, l).Tiers[0].Tier; got.Limit != 500 || got.Burst != 10 {
+			t.Errorf("the tier is %v", got)
+		}
+	})
+}
+
 // One response does not agree with itself.
 func TestFollowNeedsTwoResponses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
