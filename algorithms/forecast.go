@@ -110,6 +110,8 @@ func (l *Ledger) Usage(now Moment) []Usage {
 		usage[i].Used = l.used(i, now)
 		if _, ok := r.(releaser); !ok {
 			usage[i].InFlight = l.inFlight(l.plan.unit[i])
+		}
+		if !l.plan.tiers[i].Learns() { // which has counted them at their admission
 			usage[i].Used += usage[i].InFlight
 		}
 		usage[i].Next = l.admits(i, now, 1)

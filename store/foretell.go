@@ -26,14 +26,14 @@ func Tiers(l *algorithms.Ledger, now algorithms.Moment) []TierStatus {
 			MaxRate:    rates[i],
 		})
 		if learned != nil && learned[i] != nil {
-			tiers[i].setLearned(learned[i], now.At)
+			tiers[i].SetLearned(learned[i], now.At)
 		}
 	}
 	return tiers
 }
 
-// setLearned sets what a ledger has learned of the tier.
-func (t *TierStatus) setLearned(l *algorithms.LearnedRate, now int64) {
+// SetLearned sets what a quota knows of the rate of the tier at an instant, and with that its MaxRate.
+func (t *TierStatus) SetLearned(l *algorithms.LearnedRate, now int64) {
 	t.Learned = &Learned{Rate: l.Rate, Refused: l.Refused, Next: l.Next, Noise: l.Noise}
 	if l.At > 0 {
 		t.Learned.Ago = time.Duration(max(0, now-l.At)) * time.Microsecond

@@ -1,6 +1,7 @@
 package admit
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -39,16 +40,17 @@ func (c *Charge) Follow(ctx context.Context, limits []int64) {
 	}
 	s, plan := c.Scope, c.Revision.Plan
 	rev := s.adoptSuccessor()
-	if !rev.Plan.Continues(plan) || c.Decision.At < rev.Plan.Followed().At {
+	at, was := cmp.Or(c.Decision.Order, c.Decision.At), rev.Plan.Followed()
+	if !rev.Plan.Continues(plan) || at < was.At {
 		return
 	}
-	f, changed := algorithms.Followed{At: c.Decision.At, Limits: slices.Clone(rev.Plan.Followed().Limits)}, false
+	f, changed := algorithms.Followed{At: max(at, was.At+1), Limits: slices.Clone(was.Limits)}, false
 	if f.Limits == nil {
 		f.Limits = make([]int64, len(plan.Given()))
 	}
 	s.mu.Lock()
 	for tier, limit := range limits {
-		if given := plan.Declared(tier); limit > 0 && s.rareState().heed(rev.Plan, given, limit, c.Decision.At) {
+		if given := plan.Declared(tier); limit > 0 && s.rareState().heed(rev.Plan, given, limit, at) {
 			f.Limits[given], changed = s.rare.named[given].limit, true
 		}
 	}

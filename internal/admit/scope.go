@@ -196,6 +196,12 @@ func (s *Scope) setPolicy(ctx context.Context, c *Policy) error {
 // limits of the policy again.
 func (s *Scope) Forget(ctx context.Context) error {
 	rev := s.adoptSuccessor()
+	if rev.Plan.Follows() { // others that share the quota may have taken over limits
+		if _, err := rev.quota.Status(ctx); err != nil {
+			return err
+		}
+		rev = s.adoptSuccessor()
+	}
 	if f := rev.Plan.Followed(); f.Limits != nil {
 		if err := s.follow(ctx, rev, algorithms.Followed{At: f.At + 1}); err != nil {
 			return err
