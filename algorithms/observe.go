@@ -386,7 +386,13 @@ func (l *Ledger) Refused(now Moment, admitted int64, cost []int64) (tolerated bo
 // Forget makes the learned tiers start again.
 func (l *Ledger) Forget() {
 	for _, r := range l.plan.learned {
-		clear(r.state(&l.state)[badWord:])
+		w := r.state(&l.state)
+		rate := r.now(&l.state)
+		clear(w[badWord:])
+		if ahead := w[tatWord] - l.last; ahead > 0 { // the same units take another time now
+			ahead, _ = mulDiv(ahead, rate, r.limit)
+			w[tatWord] = l.last + ahead
+		}
 	}
 }
 

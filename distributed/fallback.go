@@ -100,7 +100,7 @@ func (f *fallback) reserve(requests []store.Request, err error) ([]store.Decisio
 			for u, n := range r.Cost {
 				f.owed[u] += n
 			}
-			b.Verdict = store.Admitted
+			b.Verdict, b.Order = store.Admitted, m.Wall
 			b.Reservation = &store.Reservation{
 				Start: now, End: now.Add(timing.Unguarded), Again: now, Cost: r.Cost, Guard: cmp.Or(r.Guard, f.ledger.Plan().Guard()), State: inFallback,
 			}

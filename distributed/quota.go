@@ -100,13 +100,6 @@ var moved = store.Decision{Verdict: store.Moved, Tier: -1}
 
 func (q *quota) isNewest() bool { return q.lineage.IsNewest(q.version) }
 
-// Change replaces the plan for all quotas that this process has opened under the key. The
-// script converts the state with the next call.
-func (q *quota) Change(_ context.Context, plan *algorithms.Plan) error {
-	q.lineage.Change(plan)
-	return nil
-}
-
 // Successor returns the newest quota and its plan.
 func (q *quota) Successor() (store.Quota, *algorithms.Plan) {
 	q = q.newest()
@@ -213,6 +206,9 @@ func (q *quota) askWith(ctx context.Context, op string, own func(q *quota, args 
 	go q.node.make(t) // which may block for longer than the trip
 	select {
 	case err := <-done:
+		if err == errFollowed {
+			return q.askWith(ctx, op, own)
+		}
 		if err != nil {
 			return q, nil, header{}, err
 		}
@@ -322,13 +318,14 @@ func (q *quota) Forget(ctx context.Context) error {
 // Observe reports readings to Redis, in a goroutine that ends with the call. It skips them if the
 // last report was less than observeEvery ago and units remain.
 func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation) {
-	if b.Reservation == nil || b.Reservation.State == inFallback || !q.isNewest() || !q.worthReporting(seen) && !b.Probe {
+	now := q.newest()
+	if b.Reservation == nil || b.Reservation.State == inFallback || !now.hasTiersOf(q) || !now.worthReporting(seen) && !b.Probe {
 		return
 	}
 	q.store.reports.Background(func() error {
 		_, _, _, err := q.askWith(context.Background(), opObserve, func(n *quota, args []any) []any {
 			args = append(args, micros(b.Reservation.Guard))
-			if n != q { // the readings belong to tiers of the previous plan
+			if !n.hasTiersOf(q) {
 				return args
 			}
 			for _, o := range seen {
@@ -339,6 +336,9 @@ func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation
 		return err
 	})
 }
+
+// hasTiersOf reports whether the tiers are those of a previous quota, up to limits that responses have named.
+func (q *quota) hasTiersOf(old *quota) bool { return q.plan.Base().Equal(old.plan.Base()) }
 
 func (q *quota) worthReporting(seen []store.Observation) bool {
 	q.mu.Lock()

@@ -239,8 +239,27 @@ const unknownPhase = 1
 // learned is the algorithm of a bucket whose rate is learned.
 const learned = 10
 
-// planText returns the plan as the script's argument, see main.lua.
+// planText returns the plan as the script's argument, see plan.lua.
 func planText(p *algorithms.Plan) string {
+	text := tiersText(p)
+	if !p.Follows() {
+		return text
+	}
+	named := p.Followed()
+	limits := make([]int64, len(p.Given()))
+	copy(limits, named.Limits)
+	return fmt.Sprintf("%s=%d %d %s", text, named.At, policyHash(p.Base()), strings.Trim(fmt.Sprint(limits), "[]"))
+}
+
+// policyHash returns a hash of the units and the tiers of a plan. It does not depend on the guard.
+func policyHash(p *algorithms.Plan) int64 {
+	h := fnv.New64a()
+	fmt.Fprint(h, len(p.Given()), strings.SplitN(tiersText(p), " ", 3)[2])
+	return int64(h.Sum64() >> 16) // fits in a double
+}
+
+// tiersText returns the text of a plan without what it has taken over.
+func tiersText(p *algorithms.Plan) string {
 	words := make([]string, 0, 4+len(p.Units())+6*len(p.Tiers()))
 	add := func(numbers ...int64) {
 		for _, n := range numbers {

@@ -100,13 +100,14 @@ func (f *forecast) Next(r Request) (at time.Duration, tier int) {
 		return Forever, tier
 	}
 	f.last = f.last.Later(instant)
+	lead := f.next.Lead(&f.total, r.Cost)
 	flight := f.next.Charge(f.last, algorithms.Request{Cost: r.Cost, Guard: algorithms.Micros(r.Guard), Held: r.Held})
 	if r.Held {
 		f.next.Arrived(f.last, flight, r.Cost)
 		f.next.Settle(f.last, r.Cost, make([]int64, len(r.Cost)))
 		f.next.Release(r.Cost)
 	}
-	return f.start.Until(f.last.At), tier
+	return max(f.start.Until(f.from.At), f.start.Until(f.last.At-lead)), tier
 }
 
 func (f *forecast) Total(ahead, cost []int64, headroom int64) (at time.Duration, tier int) {

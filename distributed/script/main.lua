@@ -11,7 +11,7 @@
 --
 -- keys[1]  the quota: a string, see state.lua. It is also the name of the channel on which the
 --          fleet receives a pause, "pause <for> <ban> <epoch>", its early end, "resume <epoch>",
---          and the end of the wait for a probe, "freed"
+--          the end of the wait for a probe, "freed", and that tiers follow named limits, "follow"
 -- keys[2], keys[3]  only with a concurrency tier or estimates: the leases of processes, see
 --          lease.lua. Of a bundle, the keys of the quotas around the first follow, each with its own two
 -- argv     whole numbers, instants and lengths in µs
@@ -159,13 +159,16 @@ local function turnTo(name, words)
   key = name
   adopt(planOf(words))
   local problem, old = readState()
+  if old and isLater(old.plan, plan) then
+    return format('follow %.0f %s%s %s', old.plan.namedAt, old.plan.policy, old.plan.named, name)
+  end
   if old and old.matches then -- this plan with guest tiers
     adopt(planOf(old.words, old.plan))
     problem, old = readState()
   end
   if problem then return problem end
   lease, inline = nil, nil
-  if old then convert(words, old) end
+  local later = old and convert(words, old)
   problem = loadTiers()
   if not problem and (plan.concurrent or estimates) then
     if not places.renew then defineLeases() end
@@ -175,7 +178,7 @@ local function turnTo(name, words)
     places.keepSums()
   end
   if problem then return problem end
-  probe, probing, notBefore, news, level = flags % 8 >= 4, flags % 16 >= 8 and pause > now, max(now, pause), nil, (divMod(flags, 16))
+  probe, probing, notBefore, news, level = flags % 8 >= 4, flags % 16 >= 8 and pause > now, max(now, pause), later and 'follow' or nil, (divMod(flags, 16))
   -- After TIME was set back, the instants of returned reservations have another meaning.
   if setBack then pool = {} end
   reply, crossing, isProbe, sendFrom = {now, generation, 0, 0, 0, 0, wall, written}, nil, false, now
