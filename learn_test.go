@@ -82,7 +82,7 @@ func TestRefusalsOfOneMomentAreOneEvent(t *testing.T) {
 	}
 }
 
-// Only a refusal for lack of the tier's quota teaches.
+// Only a refusal for lack of the tier's quota teaches. A decrease of the rate replaces the pause.
 func TestWhatTeaches(t *testing.T) {
 	rules := &answers.Profile{Rules: []answers.Rule{
 		{Status: 418, Kind: answers.Banned},
@@ -100,12 +100,12 @@ func TestWhatTeaches(t *testing.T) {
 		tokens float64
 		paused bool
 	}{
-		{"a refusal", 429, nil, 70, 700, true},
+		{"a refusal", 429, nil, 70, 700, false},
 		{"a told wait", 429, []string{"Retry-After", "7"}, 70, 700, true},
 		{"a wait of zero", 429, []string{"Retry-After", "0"}, 70, 700, true},
-		{"a refusal of requests", 431, nil, 70, 1000, true},
-		{"a refusal of tokens", 430, nil, 100, 700, true},
-		{"a slow down", 503, []string{"X-Slow-Down", "1"}, 70, 700, true},
+		{"a refusal of requests", 431, nil, 70, 1000, false},
+		{"a refusal of tokens", 430, nil, 100, 700, false},
+		{"a slow down", 503, []string{"X-Slow-Down", "1"}, 70, 700, false},
 		{"a ban", 418, nil, 100, 1000, true},
 		{"an unpaid bill", 402, nil, 100, 1000, false},
 		{"too large", 413, nil, 100, 1000, false},

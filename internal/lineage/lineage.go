@@ -87,17 +87,6 @@ func (n *Line) set(plan *algorithms.Plan) {
 	}
 }
 
-// Replace is Change if the plan of a version has not been replaced. It reports whether it has replaced it.
-func (n *Line) Replace(version int64, plan *algorithms.Plan) bool {
-	n.lines.mu.Lock()
-	if n.version.Load() != version {
-		n.lines.mu.Unlock()
-		return false
-	}
-	n.set(plan)
-	return true
-}
-
 // Order returns the order of the queues of the key.
 func (n *Line) Order() *order.Order { return &n.order }
 
