@@ -91,26 +91,30 @@ func (a *admission) tierFor(r answers.Reading) (of *admit.Revision, tier int) {
 }
 
 // tierFor returns the tier of a reading in the scope: the tier of its unit with its window or its
-// limit, as far as it reports those, or the only tier of its unit. It returns -1 if there is none.
-// A provider knows nothing of budgets. exact reports that the tier has the reported limit.
+// limit, as far as it reports those, or the only tier of its unit. Of several, it is the only one that
+// follows the limits that responses name. It returns -1 if there is none. A provider knows nothing of
+// budgets. exact reports that the tier has the reported limit.
 func tierFor(rev *admit.Revision, r answers.Reading) (tier int, exact bool) {
-	found, tiers := -1, rev.Plan.Tiers()
+	found, tiers, n, followers := -1, rev.Plan.Tiers(), 0, 0
 	for i, tier := range tiers {
 		switch {
 		case tier.Unit != r.Unit || tier.Algorithm == Concurrency || tier.Budget || tier.Learns() || rev.Plan.IsPace(i):
 		case r.Window != 0 && r.Window != tier.Window && r.Window != tier.FillTime():
 		case r.Limit == tier.Capacity():
 			return i, true
-		case found < 0:
-			found = i
 		default:
-			found = len(tiers) // ambiguous
+			if n++; tier.Follows() {
+				followers++
+			}
+			if n == 1 || tier.Follows() {
+				found = i
+			}
 		}
 	}
-	if found == len(tiers) {
-		return -1, false
+	if n == 1 || followers == 1 && r.Limit > 0 {
+		return found, false
 	}
-	return found, false
+	return -1, false
 }
 
 // usedOf returns how many units of a tier its provider counts.
