@@ -32,7 +32,9 @@
 // starts with the charges of the last one: tiers with the same algorithm, window and unit keep them, and
 // any other tier starts with what the tiers of its unit still count.
 //
-// A policy that changes while it is in use changes for this process alone, in the same way.
+// A policy that changes while it is in use changes for this process alone, in the same way. Limits that responses
+// name and rates that refusals teach hold for all processes. They survive restarts, and are forgotten after 30
+// days without a request.
 //
 // A process holds its units of a Concurrency tier, and its estimates, by a lease of 10 seconds, which
 // it renews. What a process held that died is free, and its estimates are charged, when its lease ends. A time in which no

@@ -37,7 +37,8 @@
 //	GRANT USAGE ON SCHEMA public TO app;
 //	GRANT SELECT, INSERT, UPDATE, DELETE ON throttle_quota TO app;
 //
-// DELETE is for rows of quotas that nobody uses any more: each new row removes up to two of them. A
+// DELETE is for rows of quotas that nobody uses any more: each new row removes up to two of them. Rows
+// of quotas with a learned rate, or a limit that responses have named, stay for 30 days. A
 // row has a hash of the policy's name and the Group's key, and never the key. The servers are
 // PostgreSQL 14 and later, tested with 15, and must be primaries: a read replica is refused.
 // Row-level security must not hide rows from the role.

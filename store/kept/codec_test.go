@@ -94,16 +94,21 @@ func TestUnsoundValueStays(t *testing.T) {
 func TestMutatedValues(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for name, value := range states(t) {
-		for range 200 {
-			b := bytes.Clone(value)
-			for range 1 + r.IntN(4) {
-				b[1+r.IntN(len(b)-1)] = byte(r.Uint32())
-			}
-			if r.IntN(4) == 0 {
-				b = b[:1+r.IntN(len(b))]
-			}
-			checkValue(t, name, b)
+		checkMutated(t, r, name, value)
+	}
+}
+
+func checkMutated(t testing.TB, r *rand.Rand, name string, value []byte) {
+	t.Helper()
+	for range 200 {
+		b := bytes.Clone(value)
+		for range 1 + r.IntN(4) {
+			b[1+r.IntN(len(b)-1)] = byte(r.Uint32())
 		}
+		if r.IntN(4) == 0 {
+			b = b[:1+r.IntN(len(b))]
+		}
+		checkValue(t, name, b)
 	}
 }
 

@@ -30,7 +30,8 @@
 //
 // A transaction may fail although it was made, if the reply to its commit is lost. The store finds
 // that out from the next one. Names are 16 bytes, and values at most [MostBytes] if Ahead is set. A
-// value may be deleted at its Expires, but not sooner.
+// value may be deleted at its Expires, but not sooner: that is 30 days after the last request if responses
+// have taught a rate or a limit.
 //
 // A Keeper that is a [Listener], too, tells other processes of pauses at once. Without it, a
 // process with waiting callers looks every 250 to 500 ms. Package store/storetest tests the whole
