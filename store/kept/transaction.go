@@ -53,24 +53,14 @@ func (s *Store) run(ctx context.Context, x *transaction) (err error) {
 			q.renewLater(err)
 		}
 		leave()
-		if errors.Is(err, errMoved) {
-			x.quotas[0].calls.End(began, 0, nil)
-		} else {
-			x.quotas[0].calls.End(began, x.requests, err)
-		}
+		x.report(began, err)
 		for _, q := range x.quotas {
 			q.tellCrossed()
 		}
 	}()
 	names, index := x.names(order)
 	x.sent = time.Now()
-	if x.prepare != nil {
-		x.parts = make([]*part, len(x.quotas))
-		for i := range x.parts {
-			x.parts[i] = new(part)
-		}
-		x.prepare(x.parts)
-	}
+	x.makeParts()
 	err = s.keeper.Update(ctx, names, func(v View) ([]Write, error) { return x.change(v, index) })
 	x.got = time.Now()
 	if b := (*behind)(nil); errors.As(err, &b) {
@@ -92,6 +82,28 @@ func (s *Store) run(ctx context.Context, x *transaction) (err error) {
 		err = fmt.Errorf("%s%w", prefix, err)
 	}
 	return err
+}
+
+// makeParts makes the parts that are prepared before the transaction is sent.
+func (x *transaction) makeParts() {
+	if x.prepare == nil {
+		return
+	}
+	x.parts = make([]*part, len(x.quotas))
+	for i := range x.parts {
+		x.parts[i] = new(part)
+	}
+	x.prepare(x.parts)
+}
+
+// report reports the call to the opener. A call that has found a newer plan has decided nothing.
+func (x *transaction) report(began time.Time, err error) {
+	q := x.quotas[0]
+	if errors.Is(err, errMoved) {
+		q.calls.End(began, 0, nil)
+		return
+	}
+	q.calls.End(began, x.requests, err)
 }
 
 // names returns the names of quotas in an order, and for each quota of the transaction the index of its name.
