@@ -28,7 +28,8 @@ import (
 
 // A Store keeps quotas by key. It is safe for concurrent use.
 type Store interface {
-	// Open returns the quota of a key. All openers of a key of a store share one quota.
+	// Open returns the quota of a key. All openers of a key of a store share one quota. If its plan has taken over
+	// limits that responses have named, an opener with the base of that plan shares it.
 	//
 	// The quota calls report once for each call of a shared store that it has made for this opener,
 	// and for each that it could not make. Its successors do so, too. A call for several quotas is
@@ -182,7 +183,9 @@ type Lifecycle interface {
 	// Change replaces the plan of the quota and keeps what is charged. The new plan applies to
 	// every opener of the key in this process. From then on TryAcquire and Reserve return [Moved].
 	// The other methods stay valid for requests that were admitted under the previous plan.
-	// Watchers receive Replanned. If the quota cannot keep what is charged under that plan, Change
+	// Watchers receive Replanned. A plan that has taken over limits that responses have named replaces only an
+	// older plan with the same base. Change then does not wait for a shared store, and other processes have the
+	// plan as soon as they hear of it. If the quota cannot keep what is charged under that plan, Change
 	// returns an error and changes nothing.
 	Change(ctx context.Context, plan *algorithms.Plan) error
 	// Successor returns the quota under the newest plan, and that plan. If the plan has not

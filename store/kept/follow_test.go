@@ -115,6 +115,7 @@ func TestFleetFollowsNamedLimit(t *testing.T) {
 				api.setLimit(1000)
 				changed := time.Now().Add(25 * time.Millisecond) // of the first response
 				time.Sleep(10 * time.Second)
+				api.mu.Lock()
 				t.Logf("%s, %v: %d used, %d refused, last %v", name, used, api.used, len(api.refused), api.sent[len(api.sent)-1].Sub(changed))
 				if n := count(api.refused, changed.Add(test.known+25*time.Millisecond), time.Now()); n > 0 {
 					t.Errorf("%s: %d refused after the limit was named", name, n)
@@ -122,6 +123,7 @@ func TestFleetFollowsNamedLimit(t *testing.T) {
 				if api.used < 950 {
 					t.Errorf("%s: %d of 1000 used", name, api.used)
 				}
+				api.mu.Unlock()
 				for i, l := range all {
 					if got := limitOf(t, l); got != 1000 {
 						t.Errorf("%s: process %d has limit %d, want 1000", name, i, got)

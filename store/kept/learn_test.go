@@ -2,7 +2,6 @@ package kept_test
 
 import (
 	"context"
-	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -69,6 +68,20 @@ func (h *hidden) run(ctx context.Context, wg *sync.WaitGroup, process int, l *th
 	}
 }
 
+// shares returns how many requests of each of four processes were accepted.
+func (h *hidden) shares() []int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return []int{h.by[0], h.by[1], h.by[2], h.by[3]}
+}
+
+// count returns how many requests were accepted and refused since an instant.
+func (h *hidden) count(since time.Time) (accepted, refused int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return count(h.accepted, since, time.Now()), count(h.refused, since, time.Now())
+}
+
 func count(of []time.Time, from, to time.Time) (n int) {
 	for _, at := range of {
 		if !at.Before(from) && at.Before(to) {
@@ -111,12 +124,12 @@ func TestFleetLearnsHiddenRate(t *testing.T) {
 				h.run(ctx, &wg, i, l, 8)
 			}
 			time.Sleep(5 * time.Minute)
-			from, before := time.Now(), maps.Clone(h.by)
+			from, before := time.Now(), h.shares()
 			time.Sleep(5*time.Minute - time.Second)
-			good, bad := count(h.accepted, from, time.Now()), count(h.refused, from, time.Now())
+			good, bad := h.count(from)
 			var shares []int
-			for i := range all {
-				shares = append(shares, h.by[i]-before[i])
+			for i, n := range h.shares() {
+				shares = append(shares, n-before[i])
 			}
 			t.Logf("%s: %.3f of the rate, %d of %d refused, shares %v, %+v", name, float64(good)/(40*299), bad, good+bad, shares, *learnedOf(t, all[0]).Learned)
 			if good < 40*299*85/100 || bad*100 > good {

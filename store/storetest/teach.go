@@ -173,6 +173,10 @@ func follow(c *check) {
 	}
 	c.refuse(next, held(1), store.Later)
 
+	c.changeTo(q, base.Following(algorithms.Followed{At: d.At - 1, Limits: []int64{20}}))
+	if _, p := q.(store.Lifecycle).Successor(); p.Tiers()[0].Limit != 4 {
+		c.Errorf("the successor is under %v after an older response, want limit 4", p.Tiers())
+	}
 	q = follows(12, d.At+1)
 	c.eventuallyUsed(q, "under the higher limit", 4)
 	c.admit(q, held(8))
