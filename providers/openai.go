@@ -24,7 +24,8 @@ var openAIPreset = Preset{
 
 // OpenAI is the API of OpenAI, with the limits of each model in one organization or project. The
 // arguments are the requests and tokens per minute that the limits page of the organization or
-// project shows for a model. Requests are spread over the minute, because OpenAI may apply a limit
+// project shows for a model. Where responses name other limits, these hold, up to ten times the arguments
+// or to 10,000 requests and 10,000,000 tokens. Requests are spread over the minute, because OpenAI may apply a limit
 // to a shorter time: 60 a minute as 1 a second. Only POST requests are limited. POSTs whose JSON
 // names no model share one more quota. A vector store takes 300 files and batches of files a
 // minute. Snapshots such as gpt-4o-2024-08-06, and models fine-tuned from gpt-4o, share the quota
@@ -61,7 +62,8 @@ func OpenAI(requests, tokens int64) Provider {
 	return Provider{
 		Name: "openai",
 		Scopes: []Scope{
-			some("model", page, openAIModel(bodies), paced(requests), minute(tokens, "tokens")),
+			// The page names no highest limit. These are the highest of captured responses.
+			some("model", page, openAIModel(bodies), tenfold(10_000, paced(requests)), tenfold(10_000_000, minute(tokens, "tokens"))),
 			some("vector_store", page, openAIVectorStore, throttle.PerMinute(300)),
 		},
 		Cost: func(req *http.Request) throttle.Cost {

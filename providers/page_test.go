@@ -25,7 +25,7 @@ var update = flag.Bool("update", false, "write the presets into docs/providers.m
 
 // pageKinds are the kinds of presets, as the page has them.
 var pageKinds = []string{
-	"Language models", "Exchanges and blockchains", "Code and work", "Payments and shops", "Messages", "Clouds and office", "Social and data",
+	"Language models", "Exchanges and blockchains", "Code and work", "Payments and shops", "Messages", "Clouds and office", "Social and data", "Any other API",
 }
 
 const (

@@ -85,6 +85,7 @@ var presets = []*Preset{
 	&stripePreset,
 	&telegramPreset,
 	&twilioPreset,
+	&unknownPreset,
 	&xPreset,
 	&zendeskPreset,
 }

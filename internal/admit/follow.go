@@ -8,23 +8,24 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// Follow takes over the limit that the response to a charged request names for a tier of its revision,
-// if the tier follows: a lower limit at once, and a higher one when a second response agrees. A response
-// to a request that was admitted before the one that was followed last changes nothing. The change is
-// that of SetPolicy.
-func (c *Charge) Follow(ctx context.Context, tier int, limit int64) {
+// Follow takes over the limit that the response to a charged request names for a tier of its revision
+// that follows: a lower limit at once, and a higher one when a second response agrees. A response to a
+// request that was admitted before the one that was followed last changes nothing, and neither does a
+// limit of zero. The change is that of SetPolicy. Follow returns the limit that the tier then has.
+func (c *Charge) Follow(ctx context.Context, tier int, limit int64) int64 {
 	plan, s := c.Revision.Plan, c.Scope
-	if !plan.Tiers()[tier].Follows() {
-		return
-	}
 	given := plan.Declared(tier)
 	s.mu.Lock()
 	rev, named := s.current.Load(), &s.rareState().named
-	if rev.Plan.Base() != plan.Base() || c.Decision.At < rev.Plan.Followed().At {
+	if rev.Plan.Base() != plan.Base() {
 		s.mu.Unlock()
-		return
+		return plan.Tiers()[tier].Capacity()
 	}
 	then, now := rev.Plan.Named(given, limit)
+	if limit <= 0 || c.Decision.At < rev.Plan.Followed().At {
+		s.mu.Unlock()
+		return now
+	}
 	follows := then < now || then > now && (*named)[given] == then
 	if *named == nil {
 		*named = make(map[int]int64)
@@ -32,15 +33,17 @@ func (c *Charge) Follow(ctx context.Context, tier int, limit int64) {
 	(*named)[given] = then
 	s.mu.Unlock()
 	if !follows {
-		return
+		return now
 	}
 	f := algorithms.Followed{At: c.Decision.At, Limits: slices.Clone(rev.Plan.Followed().Limits)}
 	if f.Limits == nil {
 		f.Limits = make([]int64, len(plan.Base().Given()))
 	}
 	f.Limits[given] = then
-	// If the store cannot change the plan, the tier stays as it is.
-	_ = s.setPolicy(ctx, rev.withPlan(rev.Plan.Following(f)))
+	if err := s.setPolicy(ctx, rev.withPlan(rev.Plan.Following(f))); err != nil {
+		return now // the store cannot change the plan
+	}
+	return then
 }
 
 // Refused returns the refusal of a charged request for the tiers that learn their rate. If it names a unit, it
