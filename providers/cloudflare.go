@@ -36,10 +36,11 @@ func Cloudflare() Provider {
 		},
 		Cost: costsOne("queries", when(cloudflareGraphQL)),
 		Profile: answers.Profile{
-			Quotas: []answers.Quota{{
+			Quotas: []answers.Quota{{ // other policies, such as "burst", have other windows
+				Limit:  answers.Field{Header: "Ratelimit-Policy", After: `"default";q=`},
+				Length: answers.Field{Header: "Ratelimit-Policy", After: ";w=", Format: answers.Seconds},
+			}, {
 				Window:    block,
-				Length:    answers.Field{Header: "Ratelimit-Policy", After: ";w=", Format: answers.Seconds},
-				Limit:     answers.Field{Header: "Ratelimit-Policy", After: `"default";q=`},
 				Remaining: answers.Field{Header: "Ratelimit", After: `"default";r=`},
 				Reset:     answers.Field{Header: "Ratelimit", After: ";t=", Format: answers.Seconds},
 			}},

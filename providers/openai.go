@@ -11,6 +11,7 @@ import (
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/prompt"
 	"github.com/apithrottle/throttle/internal/streamrules"
+	"github.com/apithrottle/throttle/internal/windows"
 )
 
 var openAIPreset = Preset{
@@ -41,7 +42,8 @@ var openAIPreset = Preset{
 // its x-ratelimit headers report it. Uploads, batches and other requests that name no model cost no
 // tokens.
 //
-// Add the limits of a day, which not every account has, as tiers:
+// Add the limits of a day, which not every account has, as tiers. Responses report either the minute or the
+// day, whichever is nearer to its end:
 //
 //	model := p.Scope("model")
 //	model.Policy.Tiers = append(model.Policy.Tiers, throttle.PerDay(10_000),
@@ -74,7 +76,9 @@ func OpenAI(requests, tokens int64) Provider {
 			return throttle.Cost{"tokens": max(p.Tokens, maxOutput(p))}
 		},
 		Profile: answers.Profile{
-			Quotas:     []answers.Quota{openAIQuota("Requests", ""), openAIQuota("Tokens", "tokens"), openAIQuota("Project-Tokens", "tokens")},
+			Quotas: []answers.Quota{
+				windows.ByReset(openAIQuota("Requests", "")), windows.ByReset(openAIQuota("Tokens", "tokens")), windows.ByReset(openAIQuota("Project-Tokens", "tokens")),
+			},
 			RetryAfter: openAIWaits(),
 			Rules: append(append(openAIRules(), streamrules.OpenAI()...),
 				answers.Rule{Status: http.StatusServiceUnavailable, Path: "error.code", Text: "slow_down", Kind: answers.Limited}),

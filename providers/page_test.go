@@ -170,7 +170,7 @@ func pageSection(c constructor) string {
 	_, about, _ := strings.Cut(c.synopsis, " ")
 	fmt.Fprintf(&b, "\n### %s\n\n%s", c.name, wrap(fmt.Sprintf("`%s` %s", c.preset, about)))
 	accounts := []map[string]string{c.preset.Example()}
-	if c.preset.known != nil {
+	if c.preset.known != nil && c.preset.Name != "unknown" {
 		accounts = c.preset.known()
 	}
 	var hosts []string

@@ -10,8 +10,9 @@ import (
 
 var unknownPreset = Preset{
 	Name: "unknown", Constructor: "Unknown(hosts ...string)", kind: "Any other API",
-	Parameters: []Parameter{{Name: "host", About: "host of the API, in which * stands for any text", Text: true, Default: "*", Example: "api.example.com", check: isHost}},
-	call:       func(a arguments) Provider { return Unknown(a["host"]) },
+	Parameters: []Parameter{{Name: "hosts", About: "host of the API, in which * stands for any text", Text: true, Default: "*", Example: "api.example.com", check: isHost}},
+	call:       func(a arguments) Provider { return Unknown(a["hosts"]) },
+	known:      func() []map[string]string { return nil },
 }
 
 // Unknown is the API of any host that documents no limits, with the limits of each host that refusals
