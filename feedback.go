@@ -33,15 +33,15 @@ func (a *admission) observeScope(c *admit.Charge, readings []answers.Reading, re
 		if of != rev {
 			continue
 		}
-		limit := rev.Plan.Tiers()[tier].Capacity()
+		limit, lower := rev.Plan.Tiers()[tier].Capacity(), false
 		if rev.Plan.Tiers()[tier].Follows() {
-			limit = c.Follow(context.Background(), tier, r.Limit)
+			limit, lower = c.Follow(context.Background(), tier, r.Limit)
 		}
 		if rev.Plan.Tiers()[tier].Phase == UnknownPhase && r.Has&answers.HasReset != 0 && !r.Full {
 			align(c, tier, r)
 		}
 		if used, ok := usedOf(r, limit); ok {
-			o := store.Observation{Tier: tier, Used: used, Exact: r.Authoritative, Full: r.Full, Refused: refused}
+			o := store.Observation{Tier: tier, Used: used, Exact: r.Authoritative || lower, Full: r.Full, Refused: refused}
 			o.Reset, o.Slack = resetOf(r)
 			seen = append(seen, o)
 		}
