@@ -61,8 +61,8 @@ func compatibleExamples() (all []map[string]string) {
 //	client, err := providers.OpenAICompatible("api.groq.com", 30, 8_000).Client(nil)
 //
 // A request is charged an estimate in tokens, as for [OpenAI], but for its text and its highest
-// output together. These hosts differ from OpenAI. Of those whose headers name the limits of a minute, the
-// limits named hold, up to ten times the arguments:
+// output together. Where headers of Groq (tokens), Mistral and Cerebras (requests) name other limits of a
+// minute, these hold, up to ten times the arguments. These hosts differ from OpenAI:
 //
 //	api.groq.com      Headers report the requests of a day: add a tier of throttle.PerDay. The wait
 //	                  may stand in the message alone.

@@ -422,7 +422,7 @@ func anthropic(unit, infix string) answers.Quota {
 	header := func(end string) string {
 		return http.CanonicalHeaderKey("anthropic-" + infix + "-" + end)
 	}
-	return full(named(family(unit, header("limit"), header("remaining"), header("reset"), answers.Timestamp), strings.TrimPrefix(infix, "ratelimit-")))
+	return full(named(windowed(family(unit, header("limit"), header("remaining"), header("reset"), answers.Timestamp), time.Minute), strings.TrimPrefix(infix, "ratelimit-")))
 }
 
 func ended(header string, f answers.Format) []answers.Rule {
