@@ -2,6 +2,7 @@ package providers_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -52,24 +53,28 @@ func servedBetween(api *fakeapi.Server, from, to time.Time) (served, refused int
 }
 
 // An organization moves to Enterprise Cloud and then to the limit of a workflow's token: 5,000 an hour, 15,000
-// and 1,000. Each window is used, and nothing is refused.
+// and 1,000, or a tenth of each. Each window is used, and nothing is refused.
 func TestGitHubFollowsThePlan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := gitHub(5_000)
+		plans := []int64{scaled(5_000, 10), scaled(15_000, 10), scaled(1_000, 10), scaled(1_000, 10)}
+		api := gitHub(plans[0])
 		api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 		api.Hold = fakeapi.Between(20*time.Millisecond, 200*time.Millisecond)
-		start := time.Now() // the hour begins at the 17th minute
-		for after, tier := range map[time.Duration]string{
-			17*time.Minute + 20*time.Second:             "core=15000/h;algo=fixed_window;phase=17m",
-			time.Hour + 17*time.Minute + 20*time.Second: "core=1000/h;algo=fixed_window;phase=17m",
-		} {
-			time.AfterFunc(after, func() { api.Change(tier) })
+		p := providers.GitHub()
+		if core := &p.Scope("core").Policy.Tiers[0]; core.Limit != plans[0] {
+			core.Limit, core.Follow = plans[0], throttle.Follow{Least: 6, Most: plans[1]}
 		}
-		planLoad(t, over(t, providers.GitHub(), api), 8, 3*time.Hour+16*time.Minute, func() *http.Request { return get(t, github+"/users/a") })
-		hour := start.Add(17 * time.Minute)
-		for i, want := range []int{5_000, 15_000, 1_000, 1_000} {
+		hour := time.Now().Add(17 * time.Minute) // begins
+		for i, plan := range plans[1:3] {
+			time.AfterFunc(time.Until(hour.Add(time.Duration(i)*time.Hour+2*time.Second)), func() {
+				api.Change(fmt.Sprintf("core=%d/h;algo=fixed_window;phase=17m", plan))
+			})
+		}
+		const workers = 8
+		planLoad(t, over(t, p, api), workers, 3*time.Hour+16*time.Minute, func() *http.Request { return get(t, github+"/users/a") })
+		for i, want := range plans {
 			served, refused := servedBetween(api, hour.Add(time.Duration(i-1)*time.Hour), hour.Add(time.Duration(i)*time.Hour))
-			if t.Logf("hour %d: %d served", i, served); served > want || served < want*9/10 || refused > 0 {
+			if t.Logf("hour %d: %d served", i, served); served > int(want) || served < int(want)-2*workers || refused > 0 {
 				t.Errorf("hour %d: %d served and %d refused, want %d and 0", i, served, refused, want)
 			}
 		}
@@ -83,16 +88,16 @@ func TestShopifyFollowsThePlan(t *testing.T) {
 		api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 		start := time.Now()
 		id := fakeapiLimit(t, "shopifyrest")
-		time.AfterFunc(10*time.Minute, func() { api.Change(id + "=20/s;algo=leaky_bucket;burst=400") })
-		time.AfterFunc(20*time.Minute, func() { api.Change(id + "=2/s;algo=leaky_bucket;burst=40") })
-		planLoad(t, over(t, providers.ShopifyREST(), api), 8, 30*time.Minute, func() *http.Request {
+		time.AfterFunc(4*time.Minute, func() { api.Change(id + "=20/s;algo=leaky_bucket;burst=400") })
+		time.AfterFunc(8*time.Minute, func() { api.Change(id + "=2/s;algo=leaky_bucket;burst=40") })
+		planLoad(t, over(t, providers.ShopifyREST(), api), 8, 12*time.Minute, func() *http.Request {
 			return get(t, "https://acme.myshopify.com/admin/api/2024-01/products.json")
 		})
 		for i, rate := range []int{2, 20, 2} {
-			from := start.Add(time.Duration(i) * 10 * time.Minute)
-			served, refused := servedBetween(api, from.Add(time.Minute), from.Add(10*time.Minute))
-			if want := rate * 9 * 60; served > want*11/10 || served < want*9/10 || refused > 0 {
-				t.Errorf("%d served and %d refused in 9 minutes, want %d and 0", served, refused, want)
+			from := start.Add(time.Duration(i) * 4 * time.Minute)
+			served, refused := servedBetween(api, from.Add(time.Minute), from.Add(4*time.Minute))
+			if want := rate * 3 * 60; served > want*11/10 || served < want*9/10 || refused > 0 {
+				t.Errorf("%d served and %d refused in 3 minutes, want %d and 0", served, refused, want)
 			}
 		}
 	})
@@ -209,10 +214,10 @@ func TestUnknownFindsHiddenLimits(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				api := throttletest.New(tier)
 				api.Delay = func() time.Duration { return 20 * time.Millisecond }
-				planLoad(t, over(t, providers.Unknown(), api), 64, 20*time.Minute, func() *http.Request { return get(t, "https://hidden.test/") })
+				planLoad(t, over(t, providers.Unknown(), api), 64, 10*time.Minute, func() *http.Request { return get(t, "https://hidden.test/") })
 				s := api.Summary()
 				served, refused := int(s.Accepted), int(s.Refused)
-				most := int(20 * time.Minute.Seconds() * float64(tier.Limit) / tier.Window.Seconds())
+				most := int(10 * time.Minute.Seconds() * float64(tier.Limit) / tier.Window.Seconds())
 				t.Logf("%d of %d served, %d refused", served, most, refused)
 				if served < most*8/10 || refused*50 > served {
 					t.Errorf("%d of %d served, %d refused: want 80 %% and at most 2 %%", served, most, refused)
