@@ -27,20 +27,22 @@ func (a *admission) observe(answer *answers.Answer, status int, after *admit.Cal
 // observeScope passes the readings of a scope's tiers to its quota.
 func (a *admission) observeScope(c *admit.Charge, readings []answers.Reading, refused bool) {
 	rev := c.Revision
+	if rev.Plan.Follows() {
+		a.follow(c, readings)
+	}
+	tiers := c.Tiers()
 	var seen []store.Observation
 	for _, r := range readings {
 		of, tier := a.tierFor(r)
 		if of != rev {
 			continue
 		}
-		limit, lower := rev.Plan.Tiers()[tier].Capacity(), false
-		if rev.Plan.Tiers()[tier].Follows() {
-			limit, lower = c.Follow(context.Background(), tier, r.Limit)
-		}
-		if rev.Plan.Tiers()[tier].Phase == UnknownPhase && r.Has&answers.HasReset != 0 && !r.Full {
+		if tiers[tier].Phase == UnknownPhase && r.Has&answers.HasReset != 0 && !r.Full {
 			align(c, tier, r)
 		}
-		if used, ok := usedOf(r, limit); ok {
+		// What was counted under a higher limit may exceed what the provider counts under a lower one.
+		lower := r.Remaining > 0 && tiers[tier].Capacity() < rev.Plan.Tiers()[tier].Capacity()
+		if used, ok := usedOf(r, tiers[tier].Capacity()); ok {
 			o := store.Observation{Tier: tier, Used: used, Exact: r.Authoritative || lower, Full: r.Full, Refused: refused}
 			o.Reset, o.Slack = resetOf(r)
 			seen = append(seen, o)
@@ -49,6 +51,17 @@ func (a *admission) observeScope(c *admit.Charge, readings []answers.Reading, re
 	if len(seen) > 0 {
 		c.Feedback().Observe(c.Decision, c.Cost, seen)
 	}
+}
+
+// follow passes the limits that the readings name to the tiers of a scope.
+func (a *admission) follow(c *admit.Charge, readings []answers.Reading) {
+	var limits []int64
+	for _, r := range readings {
+		if of, tier := a.tierFor(r); of == c.Revision {
+			limits = c.Name(limits, tier, r.Limit)
+		}
+	}
+	c.Follow(context.Background(), limits)
 }
 
 // pauseUntilReset pauses the quota until a reading's reset, if the reading is of no tier of the

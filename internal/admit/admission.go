@@ -352,15 +352,8 @@ func (a *Admission) CheckActual(actual map[string]int64) error {
 	return nil
 }
 
-// Feedback returns the quota that has the tiers of the charge: that of its revision or, if responses have
-// changed their limits since, the current one.
-func (c *Charge) Feedback() store.Feedback {
-	rev := c.Revision
-	if now := c.Scope.current.Load(); now.Plan.Base() == rev.Plan.Base() {
-		rev = now
-	}
-	return feedbackOf(rev.quota)
-}
+// Feedback returns what receives the readings of responses.
+func (c *Charge) Feedback() store.Feedback { return feedbackOf(c.Revision.quota) }
 
 // Guard returns the guard interval in force, learned or not.
 func (c *Charge) Guard() time.Duration { return c.Scope.guardInForce(c.Revision) }

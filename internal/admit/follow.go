@@ -1,6 +1,7 @@
 package admit
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -8,51 +9,87 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// Follow takes over the limit that the response to a charged request names for a tier of its revision
-// that follows: a lower limit at once, and a higher one when a second response agrees. A response to a
-// request that was admitted before the one that was followed last changes nothing, and neither does a
-// limit of zero. The change is that of SetPolicy. Follow returns the limit that the tier then has, and whether
-// it has become lower. What the tier has counted under a higher limit may then exceed what the response
-// reports, which holds.
-func (c *Charge) Follow(ctx context.Context, tier int, limit int64) (now int64, lower bool) {
-	plan, s := c.Revision.Plan, c.Scope
-	given := plan.Declared(tier)
-	s.mu.Lock()
-	rev, named := s.current.Load(), &s.rareState().named
-	if rev.Plan.Base() != plan.Base() {
-		s.mu.Unlock()
-		return plan.Tiers()[tier].Capacity(), false
+// A named is what a response has named for a tier.
+type named struct {
+	limit int64 // as far as the tier's Follow allows. If zero, none has named any
+	at    int64 // when the request of the response was admitted
+}
+
+// Name adds a limit that a response names for a tier to those that Follow receives, zero for none. Of several
+// limits of one tier it keeps the lowest.
+func (c *Charge) Name(limits []int64, tier int, limit int64) []int64 {
+	if limit <= 0 || !c.Revision.Plan.Tiers()[tier].Follows() {
+		return limits
 	}
-	then, now := rev.Plan.Named(given, limit)
-	if limit <= 0 || c.Decision.At < rev.Plan.Followed().At {
-		s.mu.Unlock()
-		return now, false
+	if limits == nil {
+		limits = make([]int64, len(c.Revision.Plan.Tiers()))
 	}
-	follows := then < now || then > now && (*named)[given] == then
-	if *named == nil {
-		*named = make(map[int]int64)
+	if was := limits[tier]; was == 0 || limit < was {
+		limits[tier] = limit
 	}
-	(*named)[given] = then
-	s.mu.Unlock()
-	if !follows {
-		return now, false
+	return limits
+}
+
+// Follow takes over the limits that the response to a charged request names for the tiers of its
+// revision: a lower limit at once, and a higher one when a second response agrees. A
+// response to a request that was admitted before that of the last one changes nothing. If the store cannot
+// change the plan, the tiers stay as they are.
+func (c *Charge) Follow(ctx context.Context, limits []int64) {
+	if limits == nil {
+		return
 	}
-	f := algorithms.Followed{At: c.Decision.At, Limits: slices.Clone(rev.Plan.Followed().Limits)}
+	s, plan := c.Scope, c.Revision.Plan
+	rev := s.adoptSuccessor()
+	at, was := cmp.Or(c.Decision.Order, c.Decision.At), rev.Plan.Followed()
+	if !rev.Plan.Continues(plan) || at < was.At {
+		return
+	}
+	f, changed := algorithms.Followed{At: max(at, was.At+1), Limits: slices.Clone(was.Limits)}, false
 	if f.Limits == nil {
-		f.Limits = make([]int64, len(plan.Base().Given()))
+		f.Limits = make([]int64, len(plan.Given()))
 	}
-	f.Limits[given] = then
-	if err := s.setPolicy(ctx, rev.withPlan(rev.Plan.Following(f))); err != nil {
-		return now, false // the store cannot change the plan
+	s.mu.Lock()
+	for tier, limit := range limits {
+		if given := plan.Declared(tier); limit > 0 && s.rareState().heed(rev.Plan, given, limit, at) {
+			f.Limits[given], changed = s.rare.named[given].limit, true
+		}
 	}
-	return then, then < now
+	s.mu.Unlock()
+	if changed {
+		_ = s.follow(ctx, rev, f)
+	}
+}
+
+// heed records what a response names for a given tier, and reports whether the tier changes.
+func (r *rareState) heed(plan *algorithms.Plan, given int, limit, at int64) bool {
+	if len(r.named) != len(plan.Given()) {
+		r.named = make([]named, len(plan.Given()))
+	}
+	last := &r.named[given]
+	if at < last.at {
+		return false
+	}
+	then, now := plan.Named(given, limit)
+	agrees := last.limit == then
+	*last = named{then, at}
+	return then < now || then > now && agrees
+}
+
+// Tiers returns the tiers that decide now, if they differ from those of the charge only by what responses have
+// named, and else those of the charge.
+func (c *Charge) Tiers() []algorithms.Tier {
+	if plan := c.Scope.current.Load().Plan; plan.Continues(c.Revision.Plan) {
+		return plan.Tiers()
+	}
+	return c.Revision.Plan.Tiers()
 }
 
 // Refused returns the refusal of a charged request for the tiers that learn their rate. If it names a unit, it
-// is not about others. It returns nil if no tier learns.
+// is not about others. It returns nil if no tier learns, and for a probe, because nothing was sent at the rate
+// before it.
 func (c *Charge) Refused(unit string) *store.Refused {
 	plan := c.Revision.Plan
-	if !plan.Learns() {
+	if !plan.Learns() || c.Decision.Probe {
 		return nil
 	}
 	cost := slices.Clone(c.Cost)
