@@ -107,8 +107,8 @@ local function oldIn(raw)
   local words, after = string.match(raw, '^thr%d ([%d =+]*)\n()')
   if not words then return nil, 'corrupt state: it ends too soon' end
   local p = plans[words] or listOf(words)
-  if not p then return nil, 'corrupt plan in the state' end
-  setNamed(p, words)
+  if p then setNamed(p, words) end
+  if not p or (p.policy ~= nil) ~= (version == '6') then return nil, 'corrupt plan in the state' end
   local old = {words = words, current = version >= '4', plan = p, wordsOf = version == '1' and FIRST or WORDS, head = HEADS[version], poolNumbers = version < '4' and 1 or POOLED,
     leaseNumbers = version < '4' and 3 or SUMS, readingNumbers = version < '3' and 14 or version == '3' and 16 or READING,
     turnNumbers = version < '5' and 8 or TURNS}
