@@ -20,6 +20,7 @@ import (
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/calls"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // A namingAPI is an API that counts points when requests arrive, fifty for each, refuses those above its
@@ -576,4 +577,85 @@ func TestFleetFollowsDespiteLostReplies(t *testing.T) {
 		lost.on.Store(false)
 		f.checkLimit(1000)
 	}, following(false))
+}
+
+// A history is when an API had which limit.
+type history []era
+
+// An era is the time of one limit.
+type era struct {
+	from  time.Time
+	limit int64
+	told  time.Time // when the first response of the era was there; zero if none was
+}
+
+// of returns the era of an instant.
+func (h history) of(at time.Time) era {
+	i := len(h) - 1
+	for at.Before(h[i].from) {
+		i--
+	}
+	return h[i]
+}
+
+// Whatever limits an API has, and whenever they change, nothing is refused that is sent half a second after
+// the first response that names a limit, and nearly all of each hour of one limit is used.
+func TestFleetFollowsRandomly(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(soak.Times(8)) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		var mu sync.Mutex // guards random, eras and first
+		var eras history
+		first := 0 // the requests before the present era
+		api := &namingAPI{bucket: seed%4 == 3}
+		change := func(n int) {
+			limit := 500 + points*random.Int64N(1+14500/points)
+			api.set(limit)
+			eras, first = append(eras, era{from: time.Now(), limit: limit}), n
+		}
+		api.takes = func() time.Duration {
+			mu.Lock()
+			defer mu.Unlock()
+			return 20*ms + time.Duration(random.Int64N(int64(200*ms)))
+		}
+		api.arrives = func(n int) {
+			mu.Lock()
+			defer mu.Unlock()
+			if random.IntN(80) == 0 && time.Since(eras[len(eras)-1].from) > sec {
+				change(n)
+			}
+		}
+		api.leaves = func(_, n int) {
+			mu.Lock()
+			defer mu.Unlock()
+			if last := &eras[len(eras)-1]; n > first && last.told.IsZero() {
+				last.told = time.Now()
+			}
+		}
+		followTogether(t, 2+int(seed%4), api, func(f *followers) {
+			change(0)
+			began := time.Now()
+			f.sendFor(5*hour-sec, 1+random.IntN(3))
+			eras.check(f, seed, began)
+		}, following(api.bucket))
+	}
+}
+
+// check checks what was sent.
+func (h history) check(f *followers, seed uint64, began time.Time) {
+	used := make(map[time.Time]int64) // by hour
+	for _, s := range f.api.sent {
+		if e := h.of(s.at); !s.refused {
+			used[s.at.Truncate(hour)] += points
+		} else if !e.told.IsZero() && s.at.Sub(e.told) > sec/2 {
+			f.Errorf("seed %d: a request is refused at %v, %v after a response has named %d", seed, s.at, s.at.Sub(e.told), e.limit)
+		}
+	}
+	for i := range 5 {
+		from := began.Add(time.Duration(i) * hour)
+		e := h.of(from)
+		if e == h.of(from.Add(hour-1)) && !f.api.bucket && used[from] < e.limit*9/10-points {
+			f.Errorf("seed %d: %d are used in an hour of %d", seed, used[from], e.limit)
+		}
+	}
 }
