@@ -20,6 +20,7 @@ import (
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/calls"
+	"github.com/apithrottle/throttle/internal/redistest"
 	"github.com/apithrottle/throttle/internal/soak"
 )
 
@@ -160,7 +161,12 @@ type followers struct {
 // join starts a process that sends requests under some tiers.
 func (f *followers) join(tiers ...throttle.Tier) follower {
 	f.Helper()
-	rdb := distant(f.T, f.server, func() time.Duration { return ms + rand.N(4*ms) })
+	return f.add(distant(f.T, f.server, func() time.Duration { return ms + rand.N(4*ms) }), tiers...)
+}
+
+// add is join for a process with a client.
+func (f *followers) add(rdb *redis.Client, tiers ...throttle.Tier) follower {
+	f.Helper()
 	s := distributed.New(rdb, distributed.Options{})
 	l := limiter(f.T, throttle.Policy{Name: "api", Tiers: tiers, Guard: 200 * ms}, s)
 	m := follower{l, nil, rdb, s}
@@ -680,4 +686,34 @@ func (h history) check(f *followers, seed uint64, began time.Time) {
 			f.Errorf("seed %d: %d are used in an hour of %d", seed, used[from], e.limit)
 		}
 	}
+}
+
+// A server with functions runs what follows, too: a process takes over a limit with its next call, and one
+// that waits takes it over because of a message.
+func TestServerFollows(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	api := &namingAPI{bucket: true, limit: 15000, takes: func() time.Duration { return 2 * ms }}
+	f := &followers{T: t, api: api}
+	for range 3 {
+		f.add(s.Client(), following(true))
+	}
+	waiting := f.all[2]
+	if err := waiting.WaitN(t.Context(), 5000-3*points); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() { done <- waiting.WaitN(t.Context(), 1000) }()
+	waitUntil(t, "the process waits", func() bool {
+		s, err := waiting.Status(t.Context())
+		return err == nil && s.Waiting > 0
+	})
+	f.raise(f.all[0])
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	f.checkLimit(15000)
+	api.set(1000)
+	get(t, f.all[1].client)
+	f.checkLimit(1000)
 }
