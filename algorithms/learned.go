@@ -289,9 +289,9 @@ func (r *learned) refuse(s *state, now Moment, admitted int64) (done bool) {
 	w[badWord], w[unitsWord], w[sinceWord] = bad, 0, now.At
 	refusals, _ := r.noise(w)
 	w[creditWord] = min(mostCredit, refusals)
-	if ahead := w[tatWord] - now.At; ahead > 0 { // the same units take longer now
-		w[tatWord] = now.At + min(ceilMulDiv(ahead, rate, r.rate(bad, 0)), Latest)
-	}
+	// The units that were sent take longer now, and a burst would be refused again.
+	used := max(ceilMulDiv(max(0, w[tatWord]-now.At), rate, r.rate(bad, 0)), r.drain(r.burst, r.rate(bad, 0)))
+	w[tatWord] = now.At + min(used, Latest)
 	return !soon
 }
 
