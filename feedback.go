@@ -17,7 +17,7 @@ func (a *admission) observe(answer *answers.Answer, status int, after *admit.Cal
 		return
 	}
 	refused := answer.Kind == answers.Limited || answer.Kind == answers.Banned
-	a.EachCharge(func(c *admit.Charge) { a.observeScope(c, answer.Readings, refused) })
+	a.EachCharge(func(c *admit.Charge) { a.observeScope(c, answer.Readings, refused, after) })
 	for _, r := range answer.Readings {
 		if rev, _ := a.tierFor(r); rev == nil {
 			a.pauseUntilReset(r, status, after)
@@ -26,7 +26,7 @@ func (a *admission) observe(answer *answers.Answer, status int, after *admit.Cal
 }
 
 // observeScope passes the readings of a scope's tiers to its quota.
-func (a *admission) observeScope(c *admit.Charge, readings []answers.Reading, refused bool) {
+func (a *admission) observeScope(c *admit.Charge, readings []answers.Reading, refused bool, after *admit.Callbacks) {
 	rev := c.Revision
 	var seen []store.Observation
 	for _, r := range readings {
@@ -35,7 +35,7 @@ func (a *admission) observeScope(c *admit.Charge, readings []answers.Reading, re
 			continue
 		}
 		if r.Limit > 0 {
-			c.Follow(context.Background(), tier, r.Limit)
+			c.Follow(context.Background(), tier, r.Limit, after)
 		}
 		if rev.Plan.Tiers()[tier].Phase == UnknownPhase && r.Has&answers.HasReset != 0 && !r.Full {
 			align(c, tier, r)
@@ -79,18 +79,21 @@ func (a *admission) tierFor(r answers.Reading) (of *admit.Revision, tier int) {
 }
 
 // tierFor returns the tier of a reading in the scope: the tier of its unit with its window or its
-// limit, as far as it reports those, or the only tier of its unit. It returns -1 if there is none.
+// limit, as far as it reports those, or the only one that can take over that limit, or the only tier of its
+// unit. It returns -1 if there is none.
 // A provider knows nothing of budgets. exact reports that the tier has the reported limit.
 func tierFor(rev *admit.Revision, r answers.Reading) (tier int, exact bool) {
-	found, tiers := -1, rev.Plan.Tiers()
+	found, takes, tiers := -1, false, rev.Plan.Tiers() // takes: found is the first that can follow the limit
 	for i, tier := range tiers {
+		then, _ := rev.Plan.Named(rev.Plan.Declared(i), r.Limit)
 		switch {
 		case tier.Unit != r.Unit || tier.Algorithm == Concurrency || tier.Budget || tier.Learns() || rev.Plan.IsPace(i):
 		case r.Window != 0 && r.Window != tier.Window && r.Window != tier.FillTime():
 		case r.Limit == tier.Capacity():
 			return i, true
-		case found < 0:
-			found = i
+		case found < 0, then == r.Limit && !takes:
+			found, takes = i, then == r.Limit
+		case takes && then != r.Limit:
 		default:
 			found = len(tiers) // ambiguous
 		}

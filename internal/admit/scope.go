@@ -41,6 +41,7 @@ type rareState struct {
 	replacement *Policy                   // the last policy that setPolicy has set; nil if none
 	reported    time.Time                 // when a report last asked for the state; zero if none has
 	named       map[int]int64             // the limit that the last response named for a given tier
+	decreased   int64                     // when the last decrease of a learned rate came that was reported
 }
 
 // rareState returns the rare state. The caller holds s.mu.
