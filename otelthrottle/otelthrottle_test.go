@@ -613,6 +613,29 @@ func TestOther(t *testing.T) {
 	})
 }
 
+// TestWatchLearns checks that a learned rate is reported in units a second, and of tiers that learn alone.
+func TestWatchLearns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newTelemetry(t)
+		l := m.limiter(t, "api", "120/m;algo=gcra;burst=1;learn=6000 + 1000/h | guard=0s")
+		p, err := l.Acquire(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.watch(t, l)
+		for _, want := range []float64{2, 1.4} { // a refusal leaves 0.7
+			_, points := m.collect(t)
+			rates, noise := points["throttle.tier.learned_rate"], points["throttle.tier.noise"]
+			if len(rates) != 1 || len(noise) != 1 || total(rates, "throttle.tier", "120/m;algo=gcra;burst=1;learn=6000") != want {
+				t.Errorf("rates %+v, noise %+v, want %v", rates, noise, want)
+			}
+			if err := p.Refused(t.Context(), time.Second); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
 // TestWatch checks what is reported of several limiters of a policy, of nested ones, and of one that
 // has no Status.
 func TestWatch(t *testing.T) {
