@@ -195,7 +195,7 @@ func TestScenario(t *testing.T) {
 		account := newLimiter(t, throttle.Policy{Name: "account", Tiers: []throttle.Tier{throttle.PerMinute(30)}})
 		mail := m.limiter(t, "mail", "2/s + 100/min;unit=tokens;estimated=true | guard=100ms;max_wait=3s;max_queue=3;max_pause=1m").Within(account)
 		open := m.limiter(t, "open", "1;algo=concurrency + 2/h;unit=usd")
-		m.watch(t, mail, open)
+		m.watch(t, mail, open, m.limiter(t, "found", "120/m;algo=gcra;learn=6000"))
 
 		ctx := t.Context()
 		acquire := func(cost throttle.Cost) *throttle.Permit {

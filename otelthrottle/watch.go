@@ -50,7 +50,7 @@ func Watch(o Options, limiters ...*throttle.Limiter) (stop func() error, err err
 		metric.WithDescription("1 while the provider's ban is in force."))
 	w.guardTime, errs[4] = m.Float64ObservableGauge("throttle.guard.time", metric.WithUnit("s"),
 		metric.WithDescription("The guard interval in force."))
-	w.learnedRate, errs[5] = m.Float64ObservableGauge("throttle.tier.learned_rate", metric.WithUnit("{unit}/s"),
+	w.learnedRate, errs[5] = m.Float64ObservableGauge("throttle.tier.learned_rate", metric.WithUnit("{unit}"), // a second, which would become a part of the name in Prometheus
 		metric.WithDescription("The rate that the tier has learned, in units a second."))
 	w.noise, errs[6] = m.Float64ObservableGauge("throttle.tier.noise", metric.WithUnit("1"),
 		metric.WithDescription("The part of the requests that is refused at any rate, as the tier has learned it."))
