@@ -417,7 +417,7 @@ type Observability struct {
 	// of them. If empty, it has all.
 	Listen string `json:"listen,omitempty"`
 
-	// ControlToken is the token of requests to /_throttle/pause and /_throttle/resume, at least 16
+	// ControlToken is the token of requests to /_throttle/pause, /resume and /forget, at least 16
 	// bytes. If empty, the proxy refuses them.
 	ControlToken Secret `json:"control_token,omitzero"`
 
