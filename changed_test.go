@@ -222,3 +222,29 @@ func TestNamedLimitFindsItsTier(t *testing.T) {
 		})
 	}
 }
+
+// A higher limit of which much is used already leaves room for the second response that confirms it.
+func TestHigherLimitInUseIsFollowed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, err := throttle.ParsePolicy("api", "5000/h;algo=fixed_window;follow=15000 | max_wait=1s")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := throttle.New(p, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		api := &naming{limit: 15000, sent: 6000}
+		tr := &throttle.Transport{Limiter: l, Base: api, Profile: namesLimit}
+		for range 3 {
+			send(t, tr)
+		}
+		s, err := l.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := s.Tiers[0]; got.Followed != 15000 || got.Used < 6003 || got.Used > 6004 {
+			t.Errorf("%v, want 6003 of 15000 used", got)
+		}
+	})
+}

@@ -110,9 +110,6 @@ func usedOf(r answers.Reading, t algorithms.Tier) (used int64, ok bool) {
 	case r.Has&answers.HasReset != 0 && r.Reset <= 0: // a reading of a window that has ended
 		return 0, false
 	case r.Has&answers.HasRemaining != 0:
-		if t.Follows() && r.Limit > 0 {
-			return max(0, r.Limit-r.Remaining), true
-		}
 		return max(0, t.Capacity()-r.Remaining), true
 	case r.Has&answers.HasUsed != 0:
 		return r.Used, true

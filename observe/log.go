@@ -21,7 +21,7 @@ type LogOptions struct {
 // Log returns an Observer that writes refusals, pauses, rates that responses have changed, and failed calls of a shared store at
 // level Warn, and long waits at level Info.
 // It writes at most one line a second for each policy or Pool and level, one for the provider's refusals,
-// with what a throttle.RefusalReport contains, and one for changed rates. A line after some that were left out
+// with what a throttle.RefusalReport contains, and one for changes of each tier. A line after some that were left out
 // reports their number as "suppressed". A false Allow is not logged, and neither is a context that ends,
 // unless the request has waited for long. Policies beyond 200 share the name "other". If logger is nil,
 // it is slog.Default().
@@ -31,7 +31,7 @@ func Log(logger *slog.Logger, opts LogOptions) *throttle.Observer {
 	if logger == nil {
 		logger = slog.Default()
 	}
-	l := &lines{logger: logger, wait: cmp.Or(opts.Wait, time.Second), last: make(map[string]*[4]line)}
+	l := &lines{logger: logger, wait: cmp.Or(opts.Wait, time.Second), last: make(map[string]*[3]line)}
 	return &throttle.Observer{
 		Admitted: l.admitted, Refused: l.refused, Paused: l.paused, Changed: l.changed, Answered: l.answered, Called: l.called,
 	}
@@ -43,7 +43,7 @@ type lines struct {
 	wait   time.Duration
 
 	mu   sync.Mutex          // guards all below
-	last map[string]*[4]line // by policy: the waits, the refusals and pauses, the provider's refusals, and the changes
+	last map[string]*[3]line // by policy: the waits, the refusals and pauses, and the provider's refusals; changes by tier, too
 }
 
 // A line is the last line of a policy and level.
@@ -121,9 +121,13 @@ func (l *lines) paused(i throttle.PausedInfo) {
 
 func (l *lines) changed(i throttle.ChangedInfo) {
 	ctx := context.Background()
-	policy, suppressed, ok := l.turn(ctx, i.Policy, slog.LevelWarn, 3)
-	if !ok {
+	key := i.Policy + "\x00" + i.Tier
+	policy, suppressed, ok := l.turn(ctx, key, slog.LevelWarn, 0)
+	switch {
+	case !ok:
 		return
+	case policy == key:
+		policy = i.Policy
 	}
 	tier, _ := algorithms.ParseTier(i.Tier) // it is one
 	l.write(ctx, slog.LevelWarn, "throttle: rate changed", suppressed, []slog.Attr{
@@ -200,7 +204,7 @@ func (l *lines) turn(ctx context.Context, policy string, level slog.Level, kind 
 		both = l.last[policy]
 	}
 	if both == nil {
-		both = new([4]line)
+		both = new([3]line)
 		l.last[policy] = both
 	}
 	last, now := &both[kind], time.Now()
