@@ -139,6 +139,7 @@ var wrongInputs = []struct {
 	{"lines|--policy|5/s|6/s", `lines has --policy 5/s and the argument "6/s": leave one out`, exitUsage},
 	{"lines|urls.txt", "lines reads the standard input: write throttle lines --policy 5/s < urls.txt", exitUsage},
 	{"lines|5;algo=concurrency", "counts until the end of a request: use exec", exitConfig},
+	{"lines|5/s;algo=gcra;learn=1000", "a rate is learned from refusals, of which lines knows none: write a limit without learn", exitConfig},
 	{"lines|5/s|--key|a", "--key is of --name: add --name, or leave --key out", exitUsage},
 	{"lines|5/s|--file|q.db", "lines needs --name: ", exitUsage},
 
