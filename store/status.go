@@ -74,7 +74,7 @@ func (t TierStatus) Origin() string {
 		text += ", tries up to " + next + " in the next minute"
 	}
 	if l.Noise >= 0.0005 {
-		text += fmt.Sprintf(". %.1f%% of requests are refused at any rate", 100*l.Noise)
+		text += fmt.Sprintf(". %.1f%% of requests seem to be refused at any rate", 100*l.Noise)
 	}
 	return text
 }

@@ -49,7 +49,7 @@ func TestStatusString(t *testing.T) {
 		{store.Status{Tiers: []store.TierStatus{learned(store.Learned{Rate: 10.2341, Next: 11.8, Refused: 12.4, Ago: 3*time.Minute + 59*time.Second})}},
 			"5/s;algo=gcra;learn=1000: 0 of 5 used, room for 5. 10.2/s is learned: refused at 12.4/s 3m ago, tries up to 11.8/s in the next minute."},
 		{store.Status{Tiers: []store.TierStatus{learned(store.Learned{Rate: 1000, Next: 1000, Noise: 0.0089})}},
-			"5/s;algo=gcra;learn=1000: 0 of 5 used, room for 5. 1000/s is learned: not refused at that rate yet. 0.9% of requests are refused at any rate."},
+			"5/s;algo=gcra;learn=1000: 0 of 5 used, room for 5. 1000/s is learned: not refused at that rate yet. 0.9% of requests seem to be refused at any rate."},
 	} {
 		if got := tt.status.String(); got != tt.want {
 			t.Errorf("%q\nwant %q", got, tt.want)

@@ -129,17 +129,18 @@ func inspectText(text []byte, host string) (inspectResult, error) {
 	if err != nil {
 		return inspectResult{}, err
 	}
-	r := inspectResponse(all[len(all)-1], host)
-	r.compare(all, host)
+	in := newInspector(host)
+	r := in.inspect(all[len(all)-1])
+	r.compare(all, in)
 	return r, nil
 }
 
 // compare compares the last response with all. The limit of a tier that follows is the lowest that they
 // name, so that it refuses nothing until a response names another one.
-func (r *inspectResult) compare(all []answers.Response, host string) {
+func (r *inspectResult) compare(all []answers.Response, in *inspector) {
 	named, firstRefused := len(r.Presets) > 0, -1
 	for i, resp := range all {
-		one := inspectResponse(resp, host)
+		one := in.inspect(resp)
 		if one.Refused && firstRefused < 0 {
 			firstRefused = i
 		}
@@ -246,29 +247,52 @@ func readHAR(text []byte) (all []answers.Response, err error) {
 	return all, nil
 }
 
-// inspectResponse returns what a response implies.
-func inspectResponse(resp answers.Response, host string) inspectResult {
-	r := inspectResult{Status: resp.Status, Host: host, Presets: []string{}, Readings: []readingResult{}, Unread: []string{}}
+// An inspector reads responses of a host, or of any.
+type inspector struct {
+	host            string
+	standard        answers.Profile
+	presets, others []source // others are read if nothing else has readings
+}
+
+// A source is a profile with the name of its API.
+type source struct {
+	name    string
+	profile answers.Profile
+}
+
+func newInspector(host string) *inspector {
+	in := &inspector{host: host, standard: answers.Common()}
+	in.standard.Quotas = ietf.Profile().Quotas
+	for _, p := range providers.Lookup(host) {
+		in.presets = append(in.presets, source{p.Name, p.Provider(p.Example()).Profile})
+	}
+	for _, name := range profiles.Names() {
+		if entry, err := profiles.Named(name); err == nil {
+			in.others = append(in.others, source{name, entry.Profile})
+		}
+	}
+	return in
+}
+
+// inspect returns what a response implies.
+func (in *inspector) inspect(resp answers.Response) inspectResult {
+	r := inspectResult{Status: resp.Status, Host: in.host, Presets: []string{}, Readings: []readingResult{}, Unread: []string{}}
 	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
 		resp.Got = date // the input may be old
 	}
-	standard := answers.Common()
-	standard.Quotas = ietf.Profile().Quotas
-	answer := standard.Read(resp)
+	answer := in.standard.Read(resp)
 	r.add("IETF draft", false, answer.Readings)
-	for _, p := range providers.Lookup(host) {
-		r.Presets = append(r.Presets, p.Name)
-		own := p.Provider(p.Example()).Profile.Read(resp)
-		r.add("preset "+p.Name, false, own.Readings)
+	for _, p := range in.presets {
+		r.Presets = append(r.Presets, p.name)
+		own := p.profile.Read(resp)
+		r.add("preset "+p.name, false, own.Readings)
 		if own.Kind != answers.Passed {
 			answer.Refusal = own.Refusal
 		}
 	}
 	if len(r.Readings) == 0 {
-		for _, name := range profiles.Names() {
-			if entry, err := profiles.Named(name); err == nil {
-				r.add("as at "+name, true, entry.Profile.Read(resp).Readings)
-			}
+		for _, p := range in.others {
+			r.add("as at "+p.name, true, p.profile.Read(resp).Readings)
 		}
 	}
 	if r.Refused = answer.Kind != answers.Passed; r.Refused {

@@ -468,7 +468,7 @@ observability: {control_token: "${env:TOKEN}"}
 	for end := time.Now().Add(time.Minute); !strings.Contains(shown, learned) && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		shown = verb(exitOK, "status", "acme") // a state is kept for a second
 	}
-	if !strings.Contains(shown, learned) || !strings.Contains(shown, followed) || !strings.Contains(shown, "replace 5000/h;follow=15000 by 15000/h.") {
+	if !strings.Contains(shown, learned) || !strings.Contains(shown, followed) || !strings.Contains(shown, ", and 5000/h;follow=15000 by 15000/h.") {
 		t.Errorf("status prints %s", shown)
 	}
 	if got := verb(exitOK, "forget", "--name", "/a"); !strings.HasPrefix(got, "acme has forgotten this: "+learned) || !strings.HasSuffix(got, followed) {

@@ -115,7 +115,7 @@ func TestStatusOfLearnedRates(t *testing.T) {
 	}
 	time.Sleep(1100 * time.Millisecond) // a page keeps a state for a second
 	const origin = "3.5/s is learned: refused at 5/s "
-	if out := status("status"); !strings.Contains(out, origin) || !strings.HasSuffix(out, " To fix that rate, replace 5/s;algo=gcra;learn=1000 by 35/10s;algo=gcra;burst=5.") {
+	if out := status("status"); !strings.Contains(out, origin) || !strings.HasSuffix(out, " To fix what is in force, replace 5/s;algo=gcra;learn=1000 by 35/10s;algo=gcra;burst=5.") {
 		t.Errorf("after a refusal:\n%s", out)
 	}
 	if out := status("top", "--count", "1"); !strings.Contains(out, origin) || strings.Contains(out, "To fix") {

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -67,10 +66,14 @@ func fixedTier(s throttle.TierStatus) string {
 
 // withFixes returns the sentences about tiers, and behind them how to fix what is learned or followed.
 func withFixes(text string, tiers []tierResult) string {
+	var fixes []string
 	for _, t := range tiers {
 		if t.Fixed != "" {
-			text += fmt.Sprintf(" To fix that rate, replace %s by %s.", t.Tier, t.Fixed)
+			fixes = append(fixes, t.Tier+" by "+t.Fixed)
 		}
 	}
-	return text
+	if fixes == nil {
+		return text
+	}
+	return text + " To fix what is in force, replace " + strings.Join(fixes, ", and ") + "."
 }
