@@ -47,7 +47,7 @@ func TestFollowedLimitIsShown(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		api := &naming{limit: 15000}
+		api := &namer{limit: 15000}
 		tr := &throttle.Transport{Limiter: l, Base: api, Profile: namesLimit}
 		for range 3 {
 			send(t, tr)
@@ -172,7 +172,7 @@ func TestChangesWithoutListeners(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			send(t, &throttle.Transport{Limiter: l, Base: &naming{limit: 1000}, Profile: namesLimit})
+			send(t, &throttle.Transport{Limiter: l, Base: &namer{limit: 1000}, Profile: namesLimit})
 			if s, err := l.Status(t.Context()); err != nil || s.Tiers[0].Followed != 1000 {
 				t.Error(s, err)
 			}
@@ -204,7 +204,7 @@ func TestNamedLimitFindsItsTier(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			tr := &throttle.Transport{Limiter: l, Base: &naming{limit: test.limit}, Profile: namesLimit}
+			tr := &throttle.Transport{Limiter: l, Base: &namer{limit: test.limit}, Profile: namesLimit}
 			for range 2 {
 				send(t, tr)
 			}
@@ -234,7 +234,7 @@ func TestHigherLimitInUseIsFollowed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		api := &naming{limit: 15000, sent: 6000}
+		api := &namer{limit: 15000, sent: 6000}
 		tr := &throttle.Transport{Limiter: l, Base: api, Profile: namesLimit}
 		for range 3 {
 			send(t, tr)

@@ -28,19 +28,20 @@ func (a *admission) observe(answer *answers.Answer, status int, after *admit.Cal
 // observeScope passes the readings of a scope's tiers to its quota.
 func (a *admission) observeScope(c *admit.Charge, readings []answers.Reading, refused bool, after *admit.Callbacks) {
 	rev := c.Revision
+	if rev.Plan.Follows() {
+		a.follow(c, readings, after)
+	}
+	tiers := c.Tiers()
 	var seen []store.Observation
 	for _, r := range readings {
 		of, tier := a.tierFor(r)
 		if of != rev {
 			continue
 		}
-		if r.Limit > 0 {
-			c.Follow(context.Background(), tier, r.Limit, after)
-		}
-		if rev.Plan.Tiers()[tier].Phase == UnknownPhase && r.Has&answers.HasReset != 0 && !r.Full {
+		if tiers[tier].Phase == UnknownPhase && r.Has&answers.HasReset != 0 && !r.Full {
 			align(c, tier, r)
 		}
-		if used, ok := usedOf(r, rev.Plan.Tiers()[tier]); ok {
+		if used, ok := usedOf(r, tiers[tier]); ok {
 			o := store.Observation{Tier: tier, Used: used, Exact: r.Authoritative, Full: r.Full, Refused: refused}
 			o.Reset, o.Slack = resetOf(r)
 			seen = append(seen, o)
@@ -49,6 +50,17 @@ func (a *admission) observeScope(c *admit.Charge, readings []answers.Reading, re
 	if len(seen) > 0 {
 		c.Feedback().Observe(c.Decision, c.Cost, seen)
 	}
+}
+
+// follow passes the limits that the readings name to the tiers of a scope.
+func (a *admission) follow(c *admit.Charge, readings []answers.Reading, after *admit.Callbacks) {
+	var limits []int64
+	for _, r := range readings {
+		if of, tier := a.tierFor(r); of == c.Revision {
+			limits = c.Name(limits, tier, r.Limit)
+		}
+	}
+	c.Follow(context.Background(), limits, after)
 }
 
 // pauseUntilReset pauses the quota until a reading's reset, if the reading is of no tier of the

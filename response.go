@@ -154,8 +154,10 @@ func toldPause(rev *admit.Revision, wait time.Duration, fromBody bool) store.Pau
 // If the response names no time, or a time of zero, one request is sent as a probe after the pause.
 // The first pause for a time of zero takes no time. Any other pause lasts one second, doubled with
 // each further refusal, times a random factor from 1 to 2, which keeps fleets out of step.
+//
+// Tiers with Learn learn from the refusal, unless it is a ban or a 503 that names a wait, which is an outage.
 func pauseAfterRefusal(ctx context.Context, c *admit.Charge, r answers.Refusal, status int, after *admit.Callbacks) error {
-	most, banned, refused := c.Revision.MaxPause, r.Kind == answers.Banned, c.Refused(r.Unit)
+	most, banned := c.Revision.MaxPause, r.Kind == answers.Banned
 	p := toldPause(c.Revision, r.Delay, r.FromBody && !banned)
 	p.Close, p.Probe = p.Close || banned, true
 	switch {
@@ -168,8 +170,8 @@ func pauseAfterRefusal(ctx context.Context, c *admit.Charge, r answers.Refusal, 
 			For: firstPause + rand.N(firstPause), Most: most, AtOnce: r.Known, Once: true, Epoch: c.Decision.Epoch, Probe: true,
 		}
 	}
-	if !banned {
-		p.Refused = refused
+	if outage := status == http.StatusServiceUnavailable && r.Known; !banned && !outage {
+		p.Refused = c.Refused(r.Unit)
 	}
 	return c.Scope.Pause(ctx, c.Revision, p, admit.PausedBy{Cause: string(PausedByResponse), Status: status, Reason: r.Reason}, after)
 }

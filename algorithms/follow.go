@@ -58,8 +58,8 @@ func following(t Tier, limit int64) Tier {
 
 // A Followed is what a plan has taken over from responses.
 type Followed struct {
-	// At is when the request of the last response that changed something was admitted, by the quota's
-	// clock. Of two, the later one holds.
+	// At numbers the last response that changed something: it is when its request was admitted, by the
+	// quota's clock, or a little later. Of two, the later one holds.
 	At int64
 
 	// Limits are the named limits of the given tiers. Zero stands for the tier's own.
@@ -81,7 +81,8 @@ func (p *Plan) Base() *Plan {
 func (p *Plan) Followed() Followed { return p.followed }
 
 // Following returns the plan with limits that responses have named, as far as the Follow of each tier
-// allows, instead of those that it has taken over before.
+// allows, instead of those that it has taken over before. If there is no such plan, because a bucket
+// would refill too slowly, the tiers stay as they are.
 func (p *Plan) Following(f Followed) *Plan {
 	base := p.Base()
 	tiers := slices.Clone(base.given)
@@ -92,10 +93,25 @@ func (p *Plan) Following(f Followed) *Plan {
 	}
 	next, err := NewPlan(tiers, base.Guard())
 	if err != nil {
-		return p // a bucket that refills too slowly
+		kept := *p
+		next = &kept
 	}
 	next.unfollowed, next.followed, next.start = base, f, base.start
 	return next
+}
+
+// Continues reports whether the plan differs from another one at most by the limits that responses have
+// named. What was charged under one can then be settled under the other, tier by tier.
+func (p *Plan) Continues(o *Plan) bool {
+	a, b := p.Base(), o.Base()
+	return a == b || a.Equal(b) && slices.Equal(a.given, b.given)
+}
+
+// Replaces reports whether a quota under an old plan has to take the plan over: one that contains what
+// responses have named comes too late if the tiers have changed since, or if a later response has named
+// limits.
+func (p *Plan) Replaces(old *Plan) bool {
+	return p.unfollowed == nil || p.Continues(old) && p.followed.At > old.followed.At
 }
 
 // Named returns the limit that a given tier has when a response names a limit for it, and the limit that

@@ -110,6 +110,8 @@ func (l *Ledger) Usage(now Moment) []Usage {
 		usage[i].Used = l.used(i, now)
 		if _, ok := r.(releaser); !ok {
 			usage[i].InFlight = l.inFlight(l.plan.unit[i])
+		}
+		if !l.plan.tiers[i].Learns() { // which has counted them at their admission
 			usage[i].Used += usage[i].InFlight
 		}
 		usage[i].Next = l.admits(i, now, 1)
@@ -135,12 +137,32 @@ func (l *Ledger) Fresh(now Moment) bool {
 			return false
 		}
 	}
+	return !l.KnowsRate()
+}
+
+// Lead returns how much sooner than l says a cost may be admitted behind what l has charged since it was the
+// ledger o: by as much as the units that learned rates had left take longer at the lower rates of o.
+func (l *Ledger) Lead(o *Ledger, cost []int64) (lead int64) {
 	for _, r := range l.plan.learned {
-		if r.hasLearned(&l.state) {
-			return false
+		if left := r.burst - cost[r.unit]; cost[r.unit] > 0 && left > 0 {
+			lead = max(lead, r.drain(left, r.now(&o.state))-r.drain(left, r.now(&l.state)))
 		}
 	}
-	return true
+	return lead
+}
+
+// KnowsRate reports whether a tier has learned another rate than that of a new ledger.
+func (l *Ledger) KnowsRate() bool {
+	return slices.ContainsFunc(l.plan.learned, func(r *learned) bool { return r.hasLearned(&l.state) })
+}
+
+// Unused returns a ledger without charges, whose tiers know the rates that they have learned.
+func (l *Ledger) Unused() Ledger {
+	u := l.plan.NewLedger()
+	for _, r := range l.plan.learned {
+		copy(r.state(&u.state)[badWord:], r.state(&l.state)[badWord:])
+	}
+	return u
 }
 
 // Recurs reports whether the ledger is as o was, but by microseconds later on both clocks: then both

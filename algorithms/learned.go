@@ -27,14 +27,17 @@ type Learn struct {
 // x does not grow with time but with the units that were admitted while the rate was what limited them:
 // within one unit's time of the first instant at which the bucket could admit them. So the rate is
 // never above twice what callers use, and idle time earns nothing. x is 1 after as many units as
-// the bad rate admits in 45 seconds, and at least 100.
+// the bad rate admits in 45 seconds, and at least 120.
 //
 // Units count from their admission, and do not wait for responses: there is no known counter that a
 // response could confirm. Refusals of requests that were admitted before the last decrease are part of
-// the refusal that caused it.
+// the refusal that caused it. Those of requests from the second after it teach nothing either, because
+// a window of the provider may have to end first. They make callers pause, which a decrease does not.
 //
-// Some refusals have nothing to do with the rate. The rule counts units and refusals while the rate is
-// below 0.85 of the bad rate. Refusals that are no more than twice as frequent as those are tolerated.
+// Some refusals have nothing to do with the rate. They are as frequent while the rate is below 0.9 of
+// the bad rate, where the rule counts units and refusals. Of the noise p that it finds there, it
+// tolerates 2p, but at most p + (1−p)/10: if the rate were to blame, a rate that is lower by a fifth
+// would have made the part that passes larger by a quarter.
 //
 // After a minute without units, the rate is at most 0.9 of what it was.
 //
@@ -44,26 +47,26 @@ type learned struct {
 	limit, least, most int64 // millionths of a unit per window
 	burst, window      int64 // units, and millionths of a microsecond
 	faster             int64 // by how much one unit raises the rate before the first refusal
-	steps              int64 // the units that the rate of one millionth admits in recovery, in 1/window
 	rest               int64 // after so long without units, the rate rests
 }
 
 const (
-	million      = 1_000_000
-	mostLearned  = 1<<24 - 1    // the highest Most
-	longLearned  = time.Hour    // the longest Window of a learned tier
-	recovery     = 45 * million // how long the rate takes to reach the bad rate again, in µs
-	fewest       = 100          // the units that it takes at least
-	eFold        = 10 * million // how long the rate takes to grow by the factor e before the first refusal, in µs
-	farthest     = 20 * million // the largest x, in millionths
-	lowPart      = 206_299      // the x at which the rate is 0.85 of the bad rate
-	restPart     = 306_639      // the x at which it is 0.9
-	restAfter    = 60 * million // a quiet minute, in µs
-	enoughUnits  = 4_000        // of units at low rates, so many are remembered
-	leastGap     = 20
-	priorUnits   = 20          // how many units at low rates without a refusal are assumed
-	mostCredit   = 3 * million // how many refusals in a row are tolerated, in millionths
-	afterRefusal = 700_000     // what remains of the rate, in millionths
+	million     = 1_000_000
+	mostLearned = 1<<24 - 1    // the highest Most
+	longLearned = time.Hour    // the longest Window of a learned tier
+	recovery    = 45 * million // how long the rate takes to reach the bad rate again, in µs
+	fewest      = 120          // the units that it takes at least
+	eFold       = 10 * million // how long the rate takes to grow by the factor e before the first refusal, in µs
+	farthest    = 20 * million // the largest x, in millionths
+	restPart    = 306_639      // the x at which the rate is 0.9 of the bad rate
+	lowPart     = 400_000      // the x below which the rate is low, at most 0.935 of the bad rate
+	restAfter   = 60 * million // a quiet minute, in µs
+	aftermath   = 1 * million  // how long after a decrease refusals may be its consequence, in µs
+	enoughUnits = 2_000        // of units at low rates, so many are remembered
+	priorUnits  = 20           // how many units at low rates without a refusal are assumed
+	leastGap    = 20           // how many units after a decrease the first may be its consequence
+	mostCredit  = 3 * million  // how many refusals in a row are tolerated, in millionths
+	mostNoise   = million / 20 // which part of units may be refused by tolerance, in millionths
 )
 
 // The words of a learned rule.
@@ -168,6 +171,9 @@ func (r *learned) drain(n, rate int64) int64 { return min(ceilMulDiv(n, r.window
 
 func (r *learned) earliest(s *state, now Moment, n int64) int64 {
 	w := r.state(s)
+	if n > r.burst {
+		return Never
+	}
 	return max(now.At, w[tatWord]-r.drain(r.burst-n, r.rested(w, now.At)))
 }
 
@@ -218,36 +224,55 @@ func (r *learned) send(s *state, now Moment, n int64) {
 		w[badWord], w[unitsWord] = bad, units
 	}
 	rate := r.rate(w[badWord], w[unitsWord])
-	limited := w[tatWord] > 0 && now.At <= w[tatWord]-r.drain(r.burst-n, rate)+r.drain(n, rate)
+	limited := n <= r.burst && w[tatWord] > 0 && now.At <= w[tatWord]-r.drain(r.burst-n, rate)+r.drain(n, rate)
 	w[tatWord] = min(max(w[tatWord], now.At)+r.drain(n, rate), now.At+Latest)
-	if credit, _ := mulDiv(n, 2*w[lowRefusalsWord], w[lowUnitsWord]+priorUnits); credit > 0 {
-		w[creditWord] = min(mostCredit, w[lowRefusalsWord], w[creditWord]+credit)
-	}
+	r.credit(w, min(n, enoughUnits)*min(2*r.noise(w), mostNoise))
 	if r.isLow(w) {
-		w[lowUnitsWord] += n
+		w[lowUnitsWord] += min(n, enoughUnits)
 		if w[lowUnitsWord] > enoughUnits {
 			w[lowUnitsWord] /= 2
 			w[lowRefusalsWord] /= 2
 		}
 	}
-	if limited && r.progress(max(w[badWord], 1), w[unitsWord]) < farthest {
+	if limited && r.grows(w, rate) {
 		w[unitsWord] += n
 	}
 }
 
+// grows reports whether more units may raise the rate.
+func (r *learned) grows(w []int64, rate int64) bool {
+	if w[badWord] == 0 {
+		return rate < r.most
+	}
+	return r.progress(w[badWord], w[unitsWord]) < farthest
+}
+
+// noise returns which part of units is refused at low rates, in millionths.
+func (r *learned) noise(w []int64) int64 {
+	return min(million, w[lowRefusalsWord]/(w[lowUnitsWord]+priorUnits))
+}
+
+// credit allows more refusals to be tolerated, in millionths.
+func (r *learned) credit(w []int64, more int64) {
+	w[creditWord] = min(mostCredit, w[lowRefusalsWord], w[creditWord]+more)
+}
+
 // isLow reports whether the rate is so much below the bad rate that refusals must have other reasons.
 func (r *learned) isLow(w []int64) bool {
-	return w[badWord] > 0 && r.progress(w[badWord], w[unitsWord]) < lowPart
+	return w[badWord] > 0 && w[unitsWord] >= leastGap && r.progress(w[badWord], w[unitsWord]) < lowPart
 }
 
 // refuse decreases the rate after the refusal of a request that was admitted at an instant. It
-// reports whether the refusal is one that the rate has not caused.
-func (r *learned) refuse(s *state, now Moment, admitted int64) (tolerated bool) {
+// reports whether callers need no pause: the rate has not caused the refusal, or it decreases. In a fleet,
+// requests are admitted ahead, up to the instant of the decrease.
+func (r *learned) refuse(s *state, now Moment, admitted int64) (done bool) {
 	w := r.state(s)
-	if w[sinceWord] > 0 && admitted < w[sinceWord] {
-		return false
+	if since := w[sinceWord]; since > 0 && admitted < since+aftermath {
+		return admitted <= since
 	}
-	if r.isLow(w) && w[unitsWord] >= leastGap {
+	// The units until it was admitted, if they were admitted evenly.
+	before, _ := mulDiv(w[unitsWord], admitted-w[sinceWord], max(1, now.At-w[sinceWord]))
+	if before >= leastGap && r.isLow(w) {
 		w[lowRefusalsWord] += million
 	}
 	if w[creditWord] >= million {
@@ -255,11 +280,12 @@ func (r *learned) refuse(s *state, now Moment, admitted int64) (tolerated bool) 
 		return true
 	}
 	rate := r.rate(w[badWord], w[unitsWord])
-	w[badWord], w[unitsWord], w[sinceWord], w[creditWord] = rate, 0, now.At, min(mostCredit, w[lowRefusalsWord])
+	w[badWord], w[unitsWord], w[sinceWord] = rate, 0, now.At
+	r.credit(w, mostCredit)
 	if ahead := w[tatWord] - now.At; ahead > 0 { // the same units take longer now
 		w[tatWord] = now.At + ceilMulDiv(ahead, rate, r.rate(rate, 0))
 	}
-	return false
+	return true
 }
 
 // A LearnedRate is what a learned tier knows. Rates are in units per Window.
@@ -288,7 +314,7 @@ func (r *learned) report(w []int64, now int64) *LearnedRate {
 	more, _ := mulDiv(rate, 60*million, r.window)
 	known := &LearnedRate{
 		Rate: float64(rate) / million, Next: float64(r.rate(bad, units+more)) / million,
-		Noise: float64(w[lowRefusalsWord]) / million / float64(w[lowUnitsWord]+priorUnits),
+		Noise: float64(r.noise(w)) / million,
 	}
 	if w[sinceWord] > 0 && bad == w[badWord] {
 		known.Refused, known.At = float64(bad)/million, w[sinceWord]
@@ -319,9 +345,13 @@ func (r *learned) forget(s *state, now Moment, keep int64) {
 	}
 }
 
-// refund takes back units that were admitted at from or later, as a bucket does.
+// refund takes back units that were admitted at from or later, as a bucket does. If the rate limited them, they no
+// longer raise it.
 func (r *learned) refund(s *state, now Moment, from, n int64) {
 	w := r.state(s)
+	if now.At <= w[tatWord]-r.drain(max(0, r.burst-n), r.now(s)) {
+		w[unitsWord] = max(0, w[unitsWord]-n)
+	}
 	w[tatWord] -= max(0, min(r.drain(n, r.now(s))-max(0, now.At-from), w[tatWord]-now.At))
 }
 
@@ -329,7 +359,7 @@ func (r *learned) fresh(s *state, now Moment) int64 { return max(now.At, r.state
 
 func (r *learned) sound(s *state) bool {
 	w := r.state(s)
-	return stored(w...) && w[badWord] <= r.most && w[creditWord] <= mostCredit && w[lowUnitsWord] <= enoughUnits
+	return stored(w...) && w[badWord] <= mostLearned*million && w[creditWord] <= mostCredit && w[lowUnitsWord] <= enoughUnits
 }
 
 func (r *learned) recurs(s, o *state, by int64) bool { return false }

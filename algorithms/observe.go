@@ -369,13 +369,15 @@ func (l *Ledger) Learned(now Moment) bool {
 }
 
 // Refused records that the provider refused a request that was admitted at an instant. It teaches the
-// learned tiers of the units that have an amount in cost. It reports whether such tiers tolerate the
+// learned tiers of the units that have an amount in cost. It reports whether all of these tolerate the
 // refusal: it has other reasons than the rate, and needs no pause.
 func (l *Ledger) Refused(now Moment, admitted int64, cost []int64) (tolerated bool) {
 	now = l.advance(now)
+	taught := 0
 	for _, r := range l.plan.learned {
 		if cost[r.unit] > 0 {
-			tolerated = r.refuse(&l.state, now, admitted)
+			tolerated = r.refuse(&l.state, now, admitted) && (tolerated || taught == 0)
+			taught++
 		}
 	}
 	return tolerated
@@ -384,7 +386,13 @@ func (l *Ledger) Refused(now Moment, admitted int64, cost []int64) (tolerated bo
 // Forget makes the learned tiers start again.
 func (l *Ledger) Forget() {
 	for _, r := range l.plan.learned {
-		clear(r.state(&l.state)[badWord:])
+		w := r.state(&l.state)
+		rate := r.now(&l.state)
+		clear(w[badWord:])
+		if ahead := w[tatWord] - l.last; ahead > 0 { // the same units take another time now
+			ahead, _ = mulDiv(ahead, rate, r.limit)
+			w[tatWord] = l.last + ahead
+		}
 	}
 }
 

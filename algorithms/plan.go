@@ -125,6 +125,9 @@ func NewPlan(tiers []Tier, guard time.Duration) (*Plan, error) {
 		if t.counter().released && slices.ContainsFunc(tiers, func(o Tier) bool { return o.Estimated && o.Unit == t.Unit }) {
 			errs = append(errs, fmt.Errorf("tier %q: Unit is %q: %v can't count estimates, name another unit", t, t.Unit, t.Algorithm))
 		}
+		if t.Learns() && slices.ContainsFunc(tiers, func(o Tier) bool { return o.Estimated && o.Unit == t.Unit }) {
+			errs = append(errs, fmt.Errorf("tier %q: Unit is %q: a learned tier can't count estimates, name another unit", t, t.Unit))
+		}
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)

@@ -124,7 +124,10 @@ func (t Tier) pace() Tier {
 
 // continues reports whether a tier continues another tier of the same unit.
 func (t Tier) continues(o Tier) bool {
-	return t.Algorithm == o.Algorithm && t.Window == o.Window && t.Phase == o.Phase && t.Period == o.Period && t.Zone == o.Zone && t.Learns() == o.Learns()
+	if t.Learns() || o.Learns() { // of any of the buckets, which decide alike
+		return t.Learns() && o.Learns() && t.Window == o.Window
+	}
+	return t.Algorithm == o.Algorithm && t.Window == o.Window && t.Phase == o.Phase && t.Period == o.Period && t.Zone == o.Zone
 }
 
 // The bounds of a tier. They keep every instant a whole number of microseconds below 2^53, which

@@ -239,6 +239,15 @@ func (a *attempt) read() (got []store.Decision, err error) {
 	return got, nil
 }
 
+// readMade returns the reservations of the calls before the first one that failed.
+func (a *attempt) readMade() (got []store.Decision) {
+	if failed := slices.IndexFunc(a.calls, func(c *call) bool { return c.err != nil }); failed > 0 {
+		a.calls = a.calls[:failed]
+		got, _ = a.read()
+	}
+	return got
+}
+
 // decision returns the decision for two numbers of a reply: what is a reservation or the tier that
 // decided, and at is the time.
 func (a *attempt) decision(what, at int64, reply *answer, r store.Request, reserved *store.Reservation) store.Decision {

@@ -102,6 +102,8 @@ func (b *bundle) reserve(guards []time.Duration, requests []store.Request, done 
 	a.done = func(err error) {
 		got, err := a.conclude(err)
 		switch {
+		case err == errFollowed:
+			done(slices.Repeat([]store.Decision{moved}, len(requests)), nil)
 		case err != nil:
 			done(nil, err)
 		case a.isLate(got):

@@ -57,6 +57,9 @@ var permanent = []struct{ reply, fix string }{
 // explain turns an error of the client into the error that callers receive: an unavailableError
 // if the call may succeed later, and otherwise an error that names the key and the fix.
 func explain(key string, err error) error {
+	if err == errFollowed {
+		return err
+	}
 	var reply redis.Error
 	if !errors.As(err, &reply) || errors.Is(err, redis.ErrClosed) {
 		if errors.Is(err, redis.ErrClosed) {

@@ -57,8 +57,10 @@ func (f *fallback) adopt(old *fallback) *fallback {
 }
 
 // part returns one of n equal parts of a tier. If that is less than one unit, the part is one unit
-// in a longer window. Without a window the part is zero, which is no valid tier.
+// in a longer window. Without a window the part is zero, which is no valid tier. A learned tier has its Limit,
+// because Redis has the rate.
 func part(t algorithms.Tier, n int64) algorithms.Tier {
+	t.Learn = algorithms.Learn{}
 	if t.Burst > 0 {
 		t.Burst = max(1, t.Burst/n)
 	}
@@ -98,7 +100,7 @@ func (f *fallback) reserve(requests []store.Request, err error) ([]store.Decisio
 			for u, n := range r.Cost {
 				f.owed[u] += n
 			}
-			b.Verdict = store.Admitted
+			b.Verdict, b.Order = store.Admitted, m.Wall
 			b.Reservation = &store.Reservation{
 				Start: now, End: now.Add(timing.Unguarded), Again: now, Cost: r.Cost, Guard: cmp.Or(r.Guard, f.ledger.Plan().Guard()), State: inFallback,
 			}

@@ -39,6 +39,7 @@ func newJointAttempt(b *bundle, guards []time.Duration, requests []store.Request
 		a.termsAt[i] = len(c.args)
 		c.args = o.appendBudgets(append(c.args, nil, nil, b.headroom[i]))
 	}
+	c.around = b.quotas[1:]
 	b.mu.Lock()
 	c.args = append(c.args, micros(q.store.options.Horizon), micros(q.Soon()), b.turn, b.promised)
 	b.mu.Unlock()

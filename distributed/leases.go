@@ -325,7 +325,7 @@ func (l *leases) report() error {
 		l.mu.Unlock()
 		err := l.sync(q)
 		l.unlock(err)
-		if err != nil {
+		if err != nil && err != errFollowed {
 			q.notifyFreed() // the process may go on alone
 			l.mu.Lock()
 			l.reports = false
@@ -411,7 +411,7 @@ func (l *leases) renewLater(err error) {
 			}
 			p := q.store.reports.Begin()
 			err := l.sync(q)
-			defer p.End(err)
+			defer p.End(unlessFollowed(err))
 			l.mu.Lock()
 			if l.renewal == renewal { // otherwise it was stopped
 				l.renewal = nil

@@ -24,7 +24,7 @@ const (
 )
 
 // A listener receives the fleet's messages while callers sleep or a pause is in force: a pause has
-// begun, a pause has ended early, or a permit is free. A message is only a reason to ask Redis,
+// begun, a pause has ended early, tiers follow other limits, or a permit is free. A message is only a reason to ask Redis,
 // because any client that may publish can send one. A message may also be lost, before the listener
 // has subscribed or while its connection is broken. So the listener asks whenever a subscription
 // begins, too.
@@ -195,7 +195,7 @@ func (l *listener) receive(m any) {
 			l.freed(m.Channel, m.Payload)
 			return
 		}
-		if strings.HasPrefix(m.Payload, "pause ") || strings.HasPrefix(m.Payload, "resume ") {
+		if strings.HasPrefix(m.Payload, "pause ") || strings.HasPrefix(m.Payload, "resume ") || m.Payload == "follow" {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.askSoon(m.Channel)

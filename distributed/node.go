@@ -55,9 +55,11 @@ type call struct {
 	quota *quota // that reports the call
 	key   string
 	more  []string // further keys in the same slot
-	args  []any
-	reply []int64
-	err   error
+	// around are the quotas around it, whose calls these are too.
+	around []*quota
+	args   []any
+	reply  []int64
+	err    error
 
 	requests int // that the reply decides
 }
@@ -268,7 +270,9 @@ func (n *node) makeTogether(batch []*trip) {
 // report reports the calls of a trip that has ended. If one of them failed, all count as failed:
 // their decisions are lost.
 func (t *trip) report(made store.Call, err error) {
-	made.Err = err
+	if err != errFollowed {
+		made.Err = err
+	}
 	for _, c := range t.calls {
 		if err == nil {
 			made.Requests = c.requests
@@ -319,6 +323,9 @@ func (n *node) send(batch []*trip) {
 	}
 	for _, t := range batch {
 		t.sent, t.got = sent, got
+	}
+	for _, c := range calls {
+		c.heed()
 	}
 }
 

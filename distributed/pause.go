@@ -16,11 +16,16 @@ import (
 
 // Pause pauses the fleet, or this process if Redis is away.
 func (q *quota) Pause(ctx context.Context, p store.Pause) (store.Paused, error) {
-	args := []any{algorithms.Micros(p.For), bit(p.Close), bit(p.Once), p.Epoch, bit(p.Probe)}
-	if p.Most > 0 {
-		args = append(args, algorithms.Micros(p.Most), bit(p.AtOnce))
-	}
-	q, own, h, err := q.ask(ctx, opPause, args...)
+	q, own, h, err := q.askWith(ctx, opPause, func(n *quota, args []any) []any {
+		args = append(args, algorithms.Micros(p.For), bit(p.Close), bit(p.Once), p.Epoch, bit(p.Probe))
+		if p.Most > 0 || q.teaches(p.Refused) {
+			args = append(args, algorithms.Micros(p.Most), bit(p.AtOnce))
+		}
+		if q.teaches(p.Refused) {
+			args = appendCost(append(args, p.Refused.At), n.plan.Translate(q.plan, p.Refused.Cost))
+		}
+		return args
+	})
 	if err != nil {
 		return q.pauseLocally(p), err
 	}
@@ -28,6 +33,12 @@ func (q *quota) Pause(ctx context.Context, p store.Pause) (store.Paused, error) 
 		return store.Paused{Epoch: h.epoch}, nil
 	}
 	return store.Paused{Applied: true, For: h.left(), Epoch: h.epoch}, nil
+}
+
+// teaches reports whether a refusal tells the learned tiers in Redis something. A request that was admitted in a
+// fallback does not.
+func (q *quota) teaches(r *store.Refused) bool {
+	return r != nil && q.plan.Learns() && (q.fallback == nil || r.At > 0)
 }
 
 // pauseLocally pauses this process alone.

@@ -59,6 +59,7 @@ func (p *peeker) peek(asked []*peeked) {
 			continue
 		}
 		p.record(parseHeader(reply), t)
+		p.follow(reply[headerLen:])
 	}
 }
 
@@ -71,6 +72,15 @@ func (p *peeked) record(h header, t *trip) {
 		h.mixed = q.mixed.Load()
 		q.recordReply(h, t)
 		p.news = p.news || h.epoch != before.epoch || h.generation != before.generation
+	}
+}
+
+// follow takes over limits that responses have named, for all quotas.
+func (p *peeked) follow(named []int64) {
+	for _, q := range p.quotas {
+		if q = q.newest(); q.hasNews(named) {
+			p.news = q.follow(named) || p.news
+		}
 	}
 }
 

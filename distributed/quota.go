@@ -1,6 +1,7 @@
 package distributed
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -25,6 +26,7 @@ const (
 	dryRun        = time.Duration(-1)      // the bound of a request that is not to be charged
 	dryRunArg     = -2                     // the same in a call
 	lastInstant   = 1<<53 - 1              // the last instant that a script can tell from the next
+	learnedWords  = 7                      // the numbers that the script keeps of a learned tier
 	lent          = -1 << 32               // in a reply, before how much less a returned reservation is valid; the script's -LENT
 )
 
@@ -40,10 +42,11 @@ type quota struct {
 	store    *Store
 	key      string // its name in Redis
 	plan     *algorithms.Plan
-	text     string    // of the plan, for the script
-	budgets  []any     // the numbers of its budget tiers, from 1
-	leases   *leases   // nil without Concurrency tiers and estimated units; shared with the successor
-	fallback *fallback // nil if Options.Fallback is zero
+	best     *algorithms.Plan // the plan at the highest rates, for forecasts
+	text     string           // of the plan, for the script
+	budgets  []any            // the numbers of its budget tiers, from 1
+	leases   *leases          // nil without Concurrency tiers and estimated units; shared with the successor
+	fallback *fallback        // nil if Options.Fallback is zero
 
 	lineage *lineage.Line
 	version int64 // of the plan, in the lineage
@@ -76,6 +79,7 @@ func newQuota(s *Store, name string, plan *algorithms.Plan, line *lineage.Line, 
 		store:   s,
 		key:     name,
 		plan:    plan,
+		best:    atMost(plan),
 		text:    planText(plan),
 		lineage: line,
 		version: version,
@@ -95,13 +99,6 @@ func newQuota(s *Store, name string, plan *algorithms.Plan, line *lineage.Line, 
 var moved = store.Decision{Verdict: store.Moved, Tier: -1}
 
 func (q *quota) isNewest() bool { return q.lineage.IsNewest(q.version) }
-
-// Change replaces the plan for all quotas that this process has opened under the key. The
-// script converts the state with the next call.
-func (q *quota) Change(_ context.Context, plan *algorithms.Plan) error {
-	q.lineage.Change(plan)
-	return nil
-}
 
 // Successor returns the newest quota and its plan.
 func (q *quota) Successor() (store.Quota, *algorithms.Plan) {
@@ -209,6 +206,9 @@ func (q *quota) askWith(ctx context.Context, op string, own func(q *quota, args 
 	go q.node.make(t) // which may block for longer than the trip
 	select {
 	case err := <-done:
+		if err == errFollowed {
+			return q.askWith(ctx, op, own)
+		}
 		if err != nil {
 			return q, nil, header{}, err
 		}
@@ -310,18 +310,22 @@ func (q *quota) Align(int, time.Time, time.Time) {}
 func (q *quota) Learned() bool { return false }
 
 // Forget makes the tiers that learn their rate start again.
-func (q *quota) Forget(ctx context.Context) error { return nil }
+func (q *quota) Forget(ctx context.Context) error {
+	_, _, _, err := q.ask(ctx, opForget)
+	return err
+}
 
 // Observe reports readings to Redis, in a goroutine that ends with the call. It skips them if the
 // last report was less than observeEvery ago and units remain.
 func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation) {
-	if b.Reservation == nil || b.Reservation.State == inFallback || !q.isNewest() || !q.worthReporting(seen) && !b.Probe {
+	now := q.newest()
+	if b.Reservation == nil || b.Reservation.State == inFallback || !now.hasTiersOf(q) || !now.worthReporting(seen) && !b.Probe {
 		return
 	}
 	q.store.reports.Background(func() error {
 		_, _, _, err := q.askWith(context.Background(), opObserve, func(n *quota, args []any) []any {
 			args = append(args, micros(b.Reservation.Guard))
-			if n != q { // the readings belong to tiers of the previous plan
+			if !n.hasTiersOf(q) {
 				return args
 			}
 			for _, o := range seen {
@@ -332,6 +336,9 @@ func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation
 		return err
 	})
 }
+
+// hasTiersOf reports whether the tiers are those of a previous quota, up to limits that responses have named.
+func (q *quota) hasTiersOf(old *quota) bool { return q.plan.Base().Equal(old.plan.Base()) }
 
 func (q *quota) worthReporting(seen []store.Observation) bool {
 	q.mu.Lock()
@@ -374,6 +381,13 @@ func (q *quota) Status(ctx context.Context) (store.Status, error) {
 			MaxRate:    rates[i],
 		})
 	}
+	learned := own[3*len(s.Tiers):]
+	for i := range s.Tiers {
+		if s.Tiers[i].Tier.Learns() {
+			s.Tiers[i].SetLearned(q.plan.LearnedRate(i, learned[:learnedWords], h.now), h.now)
+			learned = learned[learnedWords:]
+		}
+	}
 	return s, nil
 }
 
@@ -403,7 +417,7 @@ func (q *quota) idle() store.Quota {
 	if !q.isNewest() {
 		return nil
 	}
-	idle, _ := local.New().Open("", q.plan, nil) // a new store has no key yet
+	idle, _ := local.New().Open("", q.best, nil) // a new store has no key yet
 	s := q.record.get()
 	left := time.Until(s.until)
 	if !s.unrecorded && !s.isFresh() {
@@ -411,6 +425,26 @@ func (q *quota) idle() store.Quota {
 	}
 	_, _ = idle.Pause(context.Background(), store.Pause{For: left})
 	return idle
+}
+
+// atMost returns a plan that admits a request no later than p, whatever the rates of p are: each learned tier has its
+// highest one.
+func atMost(p *algorithms.Plan) *algorithms.Plan {
+	if !p.Learns() {
+		return p
+	}
+	tiers := slices.Clone(p.Given())
+	for i := range tiers {
+		if t := &tiers[i]; t.Learns() {
+			t.Burst = cmp.Or(t.Burst, t.Limit)
+			t.Limit, t.Learn = t.Learn.Most, algorithms.Learn{}
+		}
+	}
+	most, err := algorithms.NewPlan(tiers, p.Guard())
+	if err != nil {
+		panic(err) // a bucket may refill faster
+	}
+	return most
 }
 
 // Idle reports whether the quota can be forgotten without a loss: no pause is in force, which Redis

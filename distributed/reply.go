@@ -63,7 +63,7 @@ func (a *answer) admitted(t *timing.Timing, what, at int64, cost []int64, reserv
 	*reserved = t.Reservation(&a.Answer, at, -1-what, shorter)
 	reserved.Clock, reserved.Cost, reserved.State = a.setBack(), cost, a.state
 	return store.Decision{
-		Verdict: store.Admitted, Tier: -1, Wait: a.Wait(at), Epoch: a.epoch, Level: a.level, Flight: algorithms.Flight(at), At: at, Reservation: reserved,
+		Verdict: store.Admitted, Tier: -1, Wait: a.Wait(at), Epoch: a.epoch, Level: a.level, Flight: algorithms.Flight(at), At: at, Order: a.generation + at, Reservation: reserved,
 		Probe: a.shut == isProbe, // a probe is the only reservation of its call
 	}
 }

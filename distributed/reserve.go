@@ -63,6 +63,8 @@ func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (sto
 	_, err := q.call(&a.trip, a.appendRequests(append(args, own.args()...), requests, 0))
 	got, lost, err := a.conclude(err)
 	switch {
+	case err == errFollowed:
+		return moved, nil
 	case err != nil:
 		return store.Decision{}, err
 	case lost == nil && a.isLate(got):
@@ -119,6 +121,9 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 	a.done = func(err error) {
 		got, lost, err := a.conclude(err)
 		switch {
+		case err == errFollowed:
+			q.refund(a.readMade(), true)
+			done(slices.Repeat([]store.Decision{moved}, len(requests)), nil)
 		case lost == nil && a.isLate(got):
 			q.Cancel(got)
 			delay, err := q.retryAfter(&a.trip, tries)
@@ -262,38 +267,51 @@ func (q *quota) refund(reserved []store.Decision, lends bool) {
 	now := time.Now()
 	newest := q.newest()
 	state := newest.record.get()
-	type alike struct {
-		guard time.Duration
-		clock int64
-	}
-	back := make(map[alike][]*store.Reservation)
+	back := make(map[refundable][]store.Decision)
 	for _, b := range reserved {
 		if a := b.Reservation; a != nil && a.State == state.id() && timing.RefundableUntil(a, lends).After(now) {
-			of := alike{a.Guard, a.Clock}
-			back[of] = append(back[of], a)
+			of := refundable{a.Guard, a.Clock, state.generation}
+			back[of] = append(back[of], b)
 		}
 	}
 	for of, all := range back {
 		for some := range slices.Chunk(all, mostACall) {
-			n, _ := q.lockNewest(context.Background())
-			op := opCancel
-			if n != q {
-				op = opRefundOld
-			} else if !lends {
-				op = opRefund
-			}
-			args := append(n.begin(op, 3+len(some)*(1+len(n.plan.Units()))), state.generation, of.clock, micros(of.guard))
-			for _, a := range some {
-				args = appendCost(append(args, a.At), n.plan.Translate(q.plan, a.Cost))
-			}
-			p := q.store.reports.Begin()
-			n.node.enter(&trip{calls: []*call{newCall(n, args)}, refunds: true, done: func(err error) {
-				n.leases.unlock(err)
-				p.End(err)
-			}})
-			time.AfterFunc(refundDelay, n.node.run)
+			q.refundAlike(of, some, lends)
 		}
 	}
+}
+
+// A refundable is what reservations have in common that a call refunds.
+type refundable struct {
+	guard             time.Duration
+	clock, generation int64
+}
+
+// refundAlike makes a call of refund.
+func (q *quota) refundAlike(of refundable, some []store.Decision, lends bool) {
+	n, _ := q.lockNewest(context.Background())
+	op := opCancel
+	if n != q {
+		op = opRefundOld
+	} else if !lends {
+		op = opRefund
+	}
+	args := append(n.begin(op, 3+len(some)*(1+len(n.plan.Units()))), of.generation, of.clock, micros(of.guard))
+	for _, b := range some {
+		args = appendCost(append(args, b.Reservation.At), n.plan.Translate(q.plan, b.Reservation.Cost))
+	}
+	p := q.store.reports.Begin()
+	n.node.enter(&trip{calls: []*call{newCall(n, args)}, refunds: true, done: func(err error) {
+		n.leases.unlock(err)
+		if err == errFollowed { // nothing was refunded
+			q.store.reports.Background(func() error {
+				q.refund(some, lends)
+				return nil
+			})
+		}
+		p.End(unlessFollowed(err))
+	}})
+	time.AfterFunc(refundDelay, n.node.run)
 }
 
 // Return refunds a request that was not sent. A future start time is so near that no other request

@@ -41,6 +41,7 @@ const (
 	opObserve   = "observe"    // compares the counts that a response reports with the quota's own
 	opStatus    = "status"     // reports the use of each tier
 	opCount     = "count"      // charges what the provider has counted already
+	opForget    = "forget"     // makes the learned tiers start again
 	opLeave     = "leave"      // gives back a turn
 )
 
@@ -235,8 +236,30 @@ const estimate = 1 << 32
 // unknownPhase is the burst of a log or a sliding window that is declared as FixedWindow.
 const unknownPhase = 1
 
-// planText returns the plan as the script's argument, see main.lua.
+// learned is the algorithm of a bucket whose rate is learned.
+const learned = 10
+
+// planText returns the plan as the script's argument, see plan.lua.
 func planText(p *algorithms.Plan) string {
+	text := tiersText(p)
+	if !p.Follows() {
+		return text
+	}
+	named := p.Followed()
+	limits := make([]int64, len(p.Given()))
+	copy(limits, named.Limits)
+	return fmt.Sprintf("%s=%d %d %s", text, named.At, policyHash(p.Base()), strings.Trim(fmt.Sprint(limits), "[]"))
+}
+
+// policyHash returns a hash of the units and the tiers of a plan. It does not depend on the guard.
+func policyHash(p *algorithms.Plan) int64 {
+	h := fnv.New64a()
+	fmt.Fprint(h, len(p.Given()), strings.SplitN(tiersText(p), " ", 3)[2])
+	return int64(h.Sum64() >> 16) // fits in a double
+}
+
+// tiersText returns the text of a plan without what it has taken over.
+func tiersText(p *algorithms.Plan) string {
 	words := make([]string, 0, 4+len(p.Units())+6*len(p.Tiers()))
 	add := func(numbers ...int64) {
 		for _, n := range numbers {
@@ -263,14 +286,21 @@ func planText(p *algorithms.Plan) string {
 		if t.Algorithm == algorithms.Calendar {
 			burst = t.Period.Longest().Microseconds()
 		}
-		add(int64(t.Algorithm), unit[t.Unit], t.Limit, t.Window.Microseconds(), burst, extra(t))
+		algorithm := int64(t.Algorithm)
+		if t.Learns() {
+			algorithm = learned
+		}
+		add(algorithm, unit[t.Unit], t.Limit, t.Window.Microseconds(), burst, extra(t))
 	}
 	return strings.Join(words, " ")
 }
 
 // extra returns the last number of a tier, which depends on the algorithm: precision or phase in
-// µs, or a hash of a calendar's period and zone.
+// µs, a hash of a calendar's period and zone, or the bounds of a learned rate.
 func extra(t algorithms.Tier) int64 {
+	if t.Learns() {
+		return t.Learn.Least<<24 + t.Learn.Most
+	}
 	if t.Algorithm == algorithms.Calendar {
 		h := fnv.New64a()
 		h.Write([]byte(t.Period.String() + " " + t.Zone))

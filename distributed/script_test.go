@@ -157,12 +157,13 @@ func checkForeignValues(t *testing.T, s *subject, stride int) {
 			checkRefused(foreign, "THROTTLE foreign")
 		}
 		for _, corrupt := range []string{"thr1 ", "thr1 \n", "thr2 ", "thr2 \n", "thr3 ", "thr3 \n", "thr4 ", "thr4 \n", "thr5 ", "thr5 \n", v[:head-1], v[:head-2] + "\n", v[:head-1] + " 1\n" + v[head:],
-			v[:head-1] + "+\n" + v[head:], v[:head-1] + "+1\n" + v[head:], v[:head-1] + "+0 1 77 0 1 1 1 0 9000000000000000\n" + v[head:]} {
+			v[:head-1] + "+\n" + v[head:], v[:head-1] + "+1\n" + v[head:]} {
 			checkRefused(corrupt, "THROTTLE corrupt")
 		}
+		checkRefused(v[:head-1]+"+0 1 77 0 1 1 1 0 9000000000000000\n"+v[head:], "THROTTLE version") // algorithm 77
 		checkRefused("thr6"+v[4:], "THROTTLE version")
 		checkRefused("thr12 anything\n", "THROTTLE version")
-		checkRefused("thr5 1 1 1 1 1 77 0 1 1 1 1\n"+v[head:], "THROTTLE corrupt") // algorithm 77
+		checkRefused("thr5 1 1 1 1 1 77 0 1 1 1 1\n"+v[head:], "THROTTLE version")
 		checkRefused("thr5 1 1 1 2 1\n"+v[head:], "THROTTLE corrupt")
 		rings := 0
 		for _, tier := range plan.Tiers() {

@@ -246,6 +246,9 @@ func (s *Store) Open(key string, plan *algorithms.Plan, report func(store.Call))
 		return nil, errors.New("distributed: the key is empty: give the policy a Name, by which the quota is kept")
 	}
 	line, version := s.lines.Open(key)
+	if newest, n := line.Newest(); newest != nil && newest.Base().Equal(plan.Base()) { // it may have taken over limits
+		plan, version = newest, n
+	}
 	q := newQuota(s, s.name(key), plan, line, version, report)
 	q.leases = newLeases(q)
 	return q, nil

@@ -406,6 +406,8 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 		m.observe(args{s.args})
 	case opLeave:
 		m.leave(s.args[0], s.args[1])
+	case opForget:
+		m.ledger.Forget()
 	}
 	m.keepPlaces()
 	if m.turnsEnd <= m.now && m.delayedEnd <= m.now { // the turns are over
@@ -827,18 +829,31 @@ func (m *twin) reserve(a args) (out []int64) {
 // the slowest tier admits two such requests.
 func (m *twin) mostApart(cost []int64) int64 {
 	most := (90 * time.Second).Microseconds()
-	for i, t := range m.plan.Tiers() {
-		if t.Algorithm == algorithms.Calendar {
-			t.Window = t.Period.Longest()
-		}
-		each := new(big.Int).Mul(big.NewInt(cost[m.plan.UnitOf(i)]), big.NewInt(t.Window.Microseconds()))
-		each.Add(each, big.NewInt(t.Limit-1))
-		if each.Div(each, big.NewInt(t.Limit)); each.IsInt64() {
+	for i := range m.plan.Tiers() {
+		limit, window := m.rateOf(i)
+		if each := ceilDiv(window.Mul(window, big.NewInt(cost[m.plan.UnitOf(i)])), limit); each.IsInt64() {
 			most = max(most, 2*each.Int64())
 		}
 	}
 	return most
 }
+
+// rateOf returns the rate of a tier as a limit and a window in µs: of a calendar its longest period, and
+// of a learned tier what it knows now.
+func (m *twin) rateOf(tier int) (limit, window *big.Int) {
+	t := m.plan.Tiers()[tier]
+	switch {
+	case t.Learns():
+		rate := m.ledger.LearnedRates(m.moment(m.frontier))[tier].Rate
+		return big.NewInt(int64(math.Round(rate * 1e6))), big.NewInt(t.Window.Microseconds() * 1e6)
+	case t.Algorithm == algorithms.Calendar:
+		return big.NewInt(t.Limit), big.NewInt(t.Period.Longest().Microseconds())
+	}
+	return big.NewInt(t.Limit), big.NewInt(t.Window.Microseconds())
+}
+
+// ceilDiv divides a by b, and rounds up.
+func ceilDiv(a, b *big.Int) *big.Int { return a.Add(a, b).Sub(a, big.NewInt(1)).Div(a, b) }
 
 // A turnLeft is what is left of the turn in which a process reserves times to come. It begins with the
 // first of them. At one instant, and behind its end, the process gets what the tier that decides admits
@@ -887,12 +902,10 @@ func (l *turnLeft) room(tier int, cost, beside []int64) int64 {
 	if tier < 0 || l.plan.Tiers()[tier].Algorithm == algorithms.Concurrency {
 		return math.MaxInt64
 	}
-	t, u := l.plan.Tiers()[tier], l.plan.UnitOf(tier)
-	if t.Algorithm == algorithms.Calendar {
-		t.Window = t.Period.Longest()
-	}
-	share := new(big.Int).Mul(big.NewInt(t.Limit), big.NewInt(l.length))
-	share.Div(share, big.NewInt(t.Window.Microseconds()))
+	u := l.plan.UnitOf(tier)
+	limit, window := l.rateOf(tier)
+	share := limit.Mul(limit, big.NewInt(l.length))
+	share.Div(share, window)
 	if !share.IsInt64() {
 		return math.MaxInt64
 	}
@@ -976,6 +989,9 @@ func (l *lineCall) wait(at int64, tier int, left int64, cost []int64, within int
 		return false, at, tier
 	}
 	n := cost[l.plan.UnitOf(0)] // there is one tier, see the generator
+	if n == 0 {
+		return false, at, tier
+	}
 	open := l.lineOpen
 	switch {
 	case l.took || l.has && l.place <= l.lineFront:
@@ -1018,6 +1034,10 @@ func (l *lineCall) each(n int64) (each, round int64) {
 	ceil := func(a, b, c int64) int64 {
 		p := new(big.Int).Mul(big.NewInt(a), big.NewInt(b))
 		return p.Add(p, big.NewInt(c-1)).Div(p, big.NewInt(c)).Int64()
+	}
+	if t.Learns() {
+		rate, window := l.rateOf(0)
+		return ceilDiv(window.Mul(window, big.NewInt(n)), rate).Int64(), 0
 	}
 	switch t.Algorithm {
 	case algorithms.TokenBucket, algorithms.LeakyBucket, algorithms.GCRA:
@@ -1136,19 +1156,19 @@ func (m *twin) planTurn(turn, count, soon, guard int64, cost []int64) (may int64
 		if n == 0 || window == 0 {
 			continue
 		}
-		ceil := func(a, b *big.Int) *big.Int { return a.Add(a, b).Sub(a, big.NewInt(1)).Div(a, b) }
-		limit := big.NewInt(t.Limit)
-		own := ceil(new(big.Int).Mul(big.NewInt(n), big.NewInt(window)), limit)
+		limit, span := m.rateOf(i)
+		own := ceilDiv(span.Mul(span, big.NewInt(n)), limit)
 		if own.Cmp(fastest) < 0 {
 			fastest = own
 		}
 		if t.Algorithm < algorithms.TokenBucket || t.Algorithm > algorithms.GCRA {
-			pace = latestOf(pace, ceil(new(big.Int).Mul(big.NewInt(n), big.NewInt(window+guard)), limit))
+			pace = latestOf(pace, ceilDiv(new(big.Int).Mul(big.NewInt(n), big.NewInt(window+guard)), limit))
 			continue
 		}
 		held := big.NewInt(max(1, t.Capacity()/n))
-		pace = latestOf(pace, own)
-		pace = latestOf(pace, ceil(new(big.Int).Add(own, big.NewInt(guard)), held))
+		if pace = latestOf(pace, own); !t.Learns() {
+			pace = latestOf(pace, ceilDiv(new(big.Int).Add(own, big.NewInt(guard)), held))
+		}
 	}
 	if m.mixedUntil > m.now {
 		pace = new(big.Int).Mul(fastest, big.NewInt(m.mixedPace))
@@ -1366,7 +1386,7 @@ func (m *twin) observe(a args) {
 		reset, slack := max(0, a.next()-(m.frontier-m.now)), a.next()
 		m.resets = m.resets || reset > 0
 		probed := m.ledger.Probing(tier)
-		if m.plan.Tiers()[tier].Algorithm != algorithms.Concurrency {
+		if t := m.plan.Tiers()[tier]; t.Algorithm != algorithms.Concurrency && !t.Learns() {
 			m.observed = true
 			m.ledger.Observe(m.moment(m.frontier), algorithms.Observation{
 				Tier: tier, Used: used, Since: since, Cost: cost, Exact: exact && since >= m.exact, Before: m.now + 1, Guard: guard, Reset: reset, Slack: slack, Probe: true,
@@ -1383,9 +1403,20 @@ func (m *twin) observe(a args) {
 
 func (m *twin) pause(a args) []int64 {
 	length, ban, once, epoch, probe := a.next(), a.next(), a.next(), a.next(), a.next()
-	backOff := len(a.rest) > 0
+	p := store.Pause{For: time.Duration(length)}
+	if len(a.rest) > 0 {
+		p.Most, p.AtOnce = time.Duration(a.next()), a.next() == 1
+	}
+	backOff, tolerated := p.Most > 0, false
+	if len(a.rest) > 0 {
+		at := a.next()
+		m.advance(m.now)
+		tolerated = m.level == 0 && at <= m.frontier && m.ledger.Refused(m.moment(m.frontier), at, a.cost(len(m.plan.Units())))
+	}
+	if backOff && tolerated {
+		return []int64{0}
+	}
 	if backOff {
-		p := store.Pause{For: time.Duration(length), Most: time.Duration(a.next()), AtOnce: a.next() == 1}
 		length = int64(p.Length(uint8(m.level)))
 	}
 	end := m.now + length
@@ -1471,7 +1502,33 @@ func (m *twin) status() []int64 {
 		}
 		copy(out[3*i:], []int64{open, next, fresh})
 	}
+	for i, known := range m.ledger.LearnedRates(m.moment(m.now)) {
+		if m.plan.Tiers()[i].Learns() {
+			out = append(out, learnedNumbers(known)...)
+		}
+	}
 	return out
+}
+
+// learnedNumbers returns what is known of a rate as whole numbers.
+func learnedNumbers(l *algorithms.LearnedRate) (out []int64) {
+	for _, x := range []float64{l.Rate, l.Refused, l.Next, l.Noise} {
+		out = append(out, int64(math.Round(x*1e6)))
+	}
+	return append(out, l.At)
+}
+
+// expandLearned returns the answer to status with the meaning of each learned tier's words instead of these.
+func (s *subject) expandLearned(reply []int64) []int64 {
+	words := headerLen + 3*len(s.plan.Tiers())
+	head, words7 := slices.Clone(reply[:words]), reply[words:]
+	for i, t := range s.plan.Tiers() {
+		if t.Learns() {
+			head = append(head, learnedNumbers(s.plan.LearnedRate(i, words7[:learnedWords], reply[0]))...)
+			words7 = words7[learnedWords:]
+		}
+	}
+	return append(head, words7...)
 }
 
 // freshAt returns the instant from which nothing that was ever charged matters.
@@ -1517,6 +1574,7 @@ func (m *twin) mustBeFresh(t testing.TB, at int64) {
 		t.Fatalf("got a state that expires at %d and is not fresh: %+v", at, m)
 	}
 	l := m.ledger.Clone()
+	l.Forget()                                  // the state lives longer if it has learned something
 	if open := m.openEstimates(); m.estimates { // estimates land when their leases have ended
 		for _, lease := range m.leases {
 			at := min(at, max(m.frontier, lease.expiry))
@@ -1674,6 +1732,9 @@ func (s *subject) answer(at int64, st step) ([]int64, error) {
 	if st.op == opReserve || st.op == opBudget {
 		reply = s.expandRuns(reply, isLined(st))
 	}
+	if st.op == opStatus {
+		reply = s.expandLearned(reply)
+	}
 	if reply[wallAt+1] > reply[0] {
 		return nil, fmt.Errorf("now is %d and the state was written at %d", reply[0], reply[wallAt+1])
 	}
@@ -1740,12 +1801,19 @@ func compare(t testing.TB, s *subject, m *twin, at int64, st step) []int64 {
 // much faster.
 func TestTwins(t *testing.T) {
 	t.Parallel()
-	t.Run("miniredis", func(t *testing.T) { playRandom(t, miniSubject(t), soak.Times(4_000)) })
-	t.Run("redis", func(t *testing.T) { playRandom(t, serverSubject(t), soak.Times(10_000)) })
+	t.Run("miniredis", func(t *testing.T) { playRandom(t, miniSubject(t), soak.Times(4_000), false) })
+	t.Run("redis", func(t *testing.T) { playRandom(t, serverSubject(t), soak.Times(10_000), false) })
 	t.Run("function", func(t *testing.T) {
 		soak.Long(t, inMemoryToo)
-		playRandom(t, functionSubject(t), soak.Times(50_000))
+		playRandom(t, functionSubject(t), soak.Times(50_000), false)
 	})
+}
+
+// TestTwinsOfLearnedTiers is TestTwins for plans with a tier that learns its rate.
+func TestTwinsOfLearnedTiers(t *testing.T) {
+	t.Parallel()
+	t.Run("miniredis", func(t *testing.T) { playRandom(t, miniSubject(t), soak.Times(4_000), true) })
+	t.Run("redis", func(t *testing.T) { playRandom(t, serverSubject(t), soak.Times(20_000), true) })
 }
 
 // TestTwinsLend plays random traces to the script and its twin in which requests of several guards are
@@ -1909,7 +1977,7 @@ func integers(t *testing.T, text string) (list []int64) {
 
 var seed = flag.Uint64("seed", 0, "the seed of the first random trace. If 0, a fixed seed, or a random one with THROTTLE_SOAK above 1")
 
-func playRandom(t *testing.T, s *subject, decisions int) {
+func playRandom(t *testing.T, s *subject, decisions int, learns bool) {
 	first := *seed
 	if first == 0 {
 		first = 1
@@ -1923,7 +1991,7 @@ func playRandom(t *testing.T, s *subject, decisions int) {
 		t.Logf("%d decisions, %d of them reserved evenly, %d at one instant and %d with a shorter guard; the last trace is that of -seed=%d", done, s.even, s.together, s.shorter, n)
 	}()
 	for ; done < decisions; n++ {
-		g := &generator{Rand: rand.New(rand.NewPCG(n, 1))}
+		g := &generator{Rand: rand.New(rand.NewPCG(n, 1)), learns: learns}
 		done += g.trace(t, s)
 	}
 }
@@ -1932,6 +2000,7 @@ func playRandom(t *testing.T, s *subject, decisions int) {
 // batches, and clock steps.
 type generator struct {
 	*rand.Rand
+	learns   bool // plans have a tier that learns its rate, mostly
 	plan     *algorithms.Plan
 	reserved []chargeRecord
 	place    int64 // in the line, of the last answer
@@ -1988,6 +2057,10 @@ func (g *generator) tier(a algorithms.Algorithm) algorithms.Tier {
 			t.Limit, t.Window, t.Burst = 999_983*pick[int64](g, 1, 1000), 30*24*time.Hour, pick[int64](g, 0, 3, 999)
 		}
 	}
+	if isBucket := a >= algorithms.TokenBucket && a <= algorithms.GCRA; g.learns && isBucket && t.Window <= time.Hour && !t.Estimated {
+		t.Learn = algorithms.Learn{Least: pick[int64](g, 0, 1), Most: t.Limit * pick[int64](g, 1, 2, 50)}
+		return t
+	}
 	t.Budget = a != algorithms.Concurrency && g.IntN(6) == 0
 	return t
 }
@@ -2014,11 +2087,14 @@ func (g *generator) evenPlan() *algorithms.Plan {
 }
 
 func (g *generator) newPlan() *algorithms.Plan {
-	if g.IntN(4) == 0 {
+	if g.IntN(4) == 0 && !g.learns {
 		return g.evenPlan()
 	}
 	var tiers []algorithms.Tier
-	for range 1 + g.IntN(4) {
+	if g.learns {
+		tiers = append(tiers, g.tier(pick(g, algorithms.TokenBucket, algorithms.LeakyBucket, algorithms.GCRA)))
+	}
+	for range g.IntN(4) + 1 - len(tiers) {
 		a := pick(g, windowed...)
 		switch g.IntN(10) {
 		case 0:
@@ -2247,6 +2323,12 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 	s.skew = pick[int64](g, 0, 0, 0, g.Int64N(2*86400e6)-86400e6)
 	add := func(n ...int64) { s.args = append(s.args, n...) }
 	switch roll := g.IntN(22); {
+	case g.plan.Learns() && g.IntN(40) == 0:
+		s.op = opForget
+	case g.plan.Learns() && g.IntN(6) == 0: // without a pause
+		s.op = opPause
+		add(0, 0, 0, 0, 0, 0, 0)
+		g.refuse(m, &s)
 	case roll == 21:
 		s.op = opEndPause
 		add(max(0, m.epoch-g.Int64N(10)/8), g.Int64N(7), g.Int64N(3_000_000))
@@ -2268,7 +2350,11 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 	case roll == 2:
 		s.op = opPause
 		add(pick(g, g.Int64N(3_000_000), max(0, m.until-m.now)), g.Int64N(2)*g.Int64N(2), g.Int64N(3), max(0, m.epoch+1-g.Int64N(3)), g.Int64N(2))
-		if g.IntN(2) == 0 {
+		switch {
+		case g.plan.Learns() && g.IntN(3) > 0:
+			add(pick(g, 0, g.Int64N(20_000_000)), g.Int64N(2))
+			g.refuse(m, &s)
+		case g.IntN(2) == 0:
 			add(1+g.Int64N(20_000_000), g.Int64N(2))
 		}
 	case roll == 3 && m.leased():
@@ -2321,6 +2407,15 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 		}
 	}
 	return s, owner
+}
+
+// refuse appends the refusal of a request, most often of one that was admitted lately.
+func (g *generator) refuse(m *twin, s *step) {
+	at := pick(g, m.now, m.now, max(0, m.now-g.Int64N(2_000_000)), m.frontier+g.Int64N(2))
+	if n := len(g.reserved); n > 0 && g.IntN(2) == 0 {
+		at = g.reserved[n-1].at
+	}
+	s.args = append(append(s.args, at), g.cost()...)
 }
 
 // turn returns the turn of a process, which is negative if an earlier group of the round trip has it.

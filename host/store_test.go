@@ -11,7 +11,11 @@ import (
 // TestStore tests the contract of package store.
 func TestStore(t *testing.T) {
 	storetest.Run(t, storetest.Config{
-		Open: func(t testing.TB) store.Store { return openFile(t, file(t)) },
+		Open: func(t testing.TB) store.Store {
+			s := openFile(t, file(t))
+			t.Cleanup(func() { _ = s.Close() }) // or a report would write when the file is gone
+			return s
+		},
 		Lag:  500 * time.Millisecond,
 	})
 }

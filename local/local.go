@@ -98,9 +98,14 @@ func (q *shared) newest() *shared {
 func (q *shared) Change(_ context.Context, plan *algorithms.Plan) error {
 	q.store.mu.Lock()
 	old := q.newest()
-	old.replace(plan)
+	replaces := plan.Replaces(old.ledger.Plan())
+	if replaces {
+		old.replace(plan)
+	}
 	q.store.mu.Unlock()
-	old.unlockAndNotify(store.Replanned, 0)
+	if replaces {
+		old.unlockAndNotify(store.Replanned, 0)
+	}
 	return nil
 }
 
@@ -256,21 +261,34 @@ func (q *quota) endProbe(d store.Decision, answered bool) (ended bool) {
 }
 
 // lock locks the quota or its newest successor, for a request that was admitted under the old plan.
-// For a successor it keeps only the amounts that both plans hold in the same way, and the rest of a
-// request in flight lands with its guard.
+// For a successor with other tiers it keeps only the amounts that both plans hold in the same way, and
+// the rest of a request in flight lands with its guard.
 func (q *quota) lock(d store.Decision, costs ...*[]int64) (*quota, store.Decision) {
 	q.mu.Lock()
 	for q.next != nil {
 		next := q.next
 		q.mu.Unlock()
-		for _, c := range costs {
-			*c = next.ledger.Plan().TranslateHeld(q.ledger.Plan(), *c)
+		if plan := next.ledger.Plan(); !plan.Continues(q.ledger.Plan()) {
+			for _, c := range costs {
+				*c = plan.TranslateHeld(q.ledger.Plan(), *c)
+			}
+			d.Flight = algorithms.Landed
 		}
-		d.Flight = algorithms.Landed
 		q = next
 		q.mu.Lock()
 	}
 	return q, d
+}
+
+// lockAlike locks the quota or its newest successor for readings, which are about the tiers of q. It
+// returns false, and locks nothing, if the successor has other tiers.
+func (q *quota) lockAlike() (*quota, bool) {
+	newest, _ := q.lock(store.Decision{})
+	if newest.ledger.Plan().Continues(q.ledger.Plan()) {
+		return newest, true
+	}
+	newest.mu.Unlock()
+	return nil, false
 }
 
 func (q *quota) Arrived(d store.Decision, cost []int64) {
@@ -347,6 +365,10 @@ func (q *quota) Resume(context.Context) error {
 
 func (q *quota) Change(_ context.Context, plan *algorithms.Plan) error {
 	q, _ = q.lock(store.Decision{})
+	if !plan.Replaces(q.ledger.Plan()) {
+		q.mu.Unlock()
+		return nil
+	}
 	q.convert(plan)
 	q.unlockAndNotify(store.Replanned, 0)
 	return nil
@@ -370,15 +392,17 @@ func (q *quota) Successor() (store.Quota, *algorithms.Plan) {
 }
 
 func (q *quota) Align(tier int, from, to time.Time) {
-	q.mu.Lock()
+	q, ok := q.lockAlike()
+	if !ok {
+		return
+	}
 	q.ledger.Boundary(q.now(), tier, int64(from.Sub(origin)/time.Microsecond), algorithms.Micros(to.Sub(origin)))
 	q.unlockAndNotify(store.Eased, 0)
 }
 
 func (q *quota) Observe(d store.Decision, cost []int64, seen []store.Observation) {
-	q.mu.Lock()
-	if q.next != nil { // the readings are about other tiers
-		q.mu.Unlock()
+	q, ok := q.lockAlike()
+	if !ok {
 		return
 	}
 	q.own().exact = store.Observe(&q.ledger, q.now(), d.At, cost, q.exact, seen)
@@ -432,13 +456,23 @@ func (q *quota) Idle() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := q.now()
-	return q.pause.Until <= now.At && !q.pause.Probe && q.ledger.Fresh(now)
+	return q.pause.Until <= now.At && !q.pause.Probe && isUnused(&q.ledger, now)
+}
+
+// isUnused reports whether a ledger counts nothing. It may have learned something.
+func isUnused(l *algorithms.Ledger, now algorithms.Moment) bool {
+	if l.KnowsRate() {
+		own := l.Clone()
+		own.Forget()
+		l = &own
+	}
+	return l.Fresh(now)
 }
 
 func (q *quota) Learned() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.level > 0 || q.ledger.Learned(q.now())
+	return q.level > 0 || q.ledger.Learned(q.now()) || q.ledger.KnowsRate()
 }
 
 func (q *quota) Forget(context.Context) error {
@@ -449,7 +483,7 @@ func (q *quota) Forget(context.Context) error {
 }
 
 // Park returns the state of a quota without callers and permits, from which Unpark makes a quota that
-// decides alike. It returns false if the quota pauses or has learned something.
+// decides alike. It returns false if the quota pauses or has learned something else than a rate.
 func (q *quota) Park() (state []byte, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -465,10 +499,11 @@ func (q *quota) Park() (state []byte, ok bool) {
 // Unpark gives a new quota a state that Park returned.
 func (q *quota) Unpark(state []byte) error { return q.ledger.UnmarshalBinary(state) }
 
-// IsIdleAs reports whether the quota would be idle with a state that Park returned.
-func (q *quota) IsIdleAs(state []byte) bool {
+// IsIdleAs reports whether the quota would be idle with a state that Park returned and, unless forced, would know
+// nothing that it has learned.
+func (q *quota) IsIdleAs(state []byte, forced bool) bool {
 	l := q.ledger.Plan().NewLedger()
-	return l.UnmarshalBinary(state) == nil && l.Fresh(q.now())
+	return l.UnmarshalBinary(state) == nil && isUnused(&l, q.now()) && (forced || !l.KnowsRate())
 }
 
 func (q *quota) Close() {}

@@ -26,14 +26,14 @@ func Tiers(l *algorithms.Ledger, now algorithms.Moment) []TierStatus {
 			MaxRate:    rates[i],
 		})
 		if learned != nil && learned[i] != nil {
-			tiers[i].setLearned(learned[i], now.At)
+			tiers[i].SetLearned(learned[i], now.At)
 		}
 	}
 	return tiers
 }
 
-// setLearned sets what a ledger has learned of the tier.
-func (t *TierStatus) setLearned(l *algorithms.LearnedRate, now int64) {
+// SetLearned sets what a quota knows of the rate of the tier at an instant, and with that its MaxRate.
+func (t *TierStatus) SetLearned(l *algorithms.LearnedRate, now int64) {
 	t.Learned = &Learned{Rate: l.Rate, Refused: l.Refused, Next: l.Next, Noise: l.Noise}
 	if l.At > 0 {
 		t.Learned.Ago = time.Duration(max(0, now-l.At)) * time.Microsecond
@@ -100,13 +100,14 @@ func (f *forecast) Next(r Request) (at time.Duration, tier int) {
 		return Forever, tier
 	}
 	f.last = f.last.Later(instant)
+	lead := f.next.Lead(&f.total, r.Cost)
 	flight := f.next.Charge(f.last, algorithms.Request{Cost: r.Cost, Guard: algorithms.Micros(r.Guard), Held: r.Held})
 	if r.Held {
 		f.next.Arrived(f.last, flight, r.Cost)
 		f.next.Settle(f.last, r.Cost, make([]int64, len(r.Cost)))
 		f.next.Release(r.Cost)
 	}
-	return f.start.Until(f.last.At), tier
+	return max(f.start.Until(f.from.At), f.start.Until(f.last.At-lead)), tier
 }
 
 func (f *forecast) Total(ahead, cost []int64, headroom int64) (at time.Duration, tier int) {

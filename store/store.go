@@ -353,6 +353,8 @@ type Decision struct {
 	Epoch int64
 	// At is when the request was admitted, by the store's clock, in microseconds.
 	At int64
+	// Order is At by a clock that goes on when the store loses its state. If zero, it is At.
+	Order int64
 	// Reservation is the time that is reserved for the request. If nil, the request may be sent
 	// now.
 	Reservation *Reservation

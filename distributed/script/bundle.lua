@@ -101,8 +101,8 @@ local function newBundle(turnTo, addCrossings)
       if n > 0 and plan[t] ~= CONCURRENCY then
         local most = max(1, (divMod(capacity[i] - (estimated[u] and open[u] or 0), n)))
         local rounds, rest = divMod(count - 1, most)
-        local window = plan[t] == CALENDAR and plan[t + 4] or plan[t + 3]
-        local round = isBucket(plan[t]) and ceilMulDiv(most * n, window, plan[t + 2]) or window + guard
+        local limit, window = rateOf(i)
+        local round = drains(plan[t]) and ceilMulDiv(most * n, window, limit) or window + guard
         local ready = admits(i, (rest + 1) * n)
         ready = ready <= LATEST and min(LATEST, ready + rounds * round) or 0 -- only a settlement can tell
         if turnLength and ready >= at then

@@ -7,7 +7,8 @@
 
 -- Removes a request that would land at an instant from those in flight. Returns whether it was
 -- still in flight. Its units are in one of the slots from that instant on, because an earlier charge may
--- have a longer guard. They are taken from the first ones, so what remains lands no sooner than before.
+-- have a longer guard. They are taken from the first ones, so what remains lands no sooner than before. Learned
+-- tiers have counted them at their admission.
 local function removeInFlight(lands, cost)
   if lands <= frontier then return false end
   local first = slots.last + 1
@@ -25,6 +26,9 @@ local function removeInFlight(lands, cost)
       local s = record(slots, i)
       local less = min(left, slots[s + 1 + u])
       slots[s + 1 + u], left, i = slots[s + 1 + u] - less, left - less, i + 1
+      for r = 1, #rules do
+        if rules[r].learns and unitOf[r] == u then rules[r].refund(frontier, frontier, less) end
+      end
     end
   end
   return true

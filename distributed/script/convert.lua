@@ -24,7 +24,8 @@
 --
 -- Requests in flight stay in flight. Clock, frontier, pause and generation do not depend on the
 -- policy. The pool is dropped: its reservations are charged in the old tiers, but maybe not in the
--- new ones. Turns end when another release first calls, because their length depends on the tiers. The readings are dropped, and the
+-- new ones. Turns end when another release first calls or tiers follow
+-- named limits, because their length depends on the tiers. The readings are dropped, and the
 -- units that they charged for others until a reset are charged now.
 
 local MOST_STAMPS = 2 ^ 16 -- the most stamps that a log keeps beyond its limit
@@ -97,11 +98,12 @@ local function namesOf(p)
 end
 
 -- Converts the state of another plan to the plan of a text, with guest tiers, and makes that the
--- current plan.
+-- current plan. Returns whether that plan has taken over later limits of the same policy.
 local function convert(words, kept)
-  local present, mixed, sums = plan, kept.current and limitsOf(words) ~= limitsOf(kept.words), nil
+  local present, later, sums = plan, isLater(plan, kept.plan), nil
+  local mixed = kept.current and not later and limitsOf(words) ~= limitsOf(kept.words)
   local old, wordsOf, head = kept.plan, kept.wordsOf, kept.head
-  local unused = rep('\0', 7 * 4)
+  local unused = rep('\0', 7 * 7)
   local oldNames, oldKinds = namesOf(old)
 
   -- The text of the plan with its guest tiers, and the list of that text.
@@ -115,7 +117,7 @@ local function convert(words, kept)
       local span = max(HOUR, min(DAY, old[t] == CALENDAR and DAY or old[t + 3]))
       local held = sums and sums[SUMS + 1 + old[t + 1]] > 0
       local ends = i > 0 and not held and old.ends[i] or (divMod(wall, span) + 2) * span
-      if (held or ends > wall and #tiers < GUESTS) and not has[oldKinds[t]] then
+      if (i > 0 or not later) and (held or ends > wall and #tiers < GUESTS) and not has[oldKinds[t]] then
         local hash = hashOf(old, t)
         if not unit[hash] then
           hashes[#hashes + 1] = text(hash)
@@ -326,7 +328,10 @@ local function convert(words, kept)
       regroup(rule, was, plan[t + 3], plan[t + 5])
       charged = was.others
     end
-    if charged > 0 then rule.land(frontier, charged) end
+    if charged > 0 then
+      if rule.learns then rule.send(frontier, charged, 1) end
+      rule.land(frontier, charged)
+    end
     return rule
   end
 
@@ -386,10 +391,11 @@ local function convert(words, kept)
 
   lengths.pool, lengths.readings = 0, 0
   promised, promisedOld, oldEnd = 0, 0, 0
-  if mixed then
+  if mixed or later then
     lineOpen = 0
     if mixedUntil <= now then mixedPace, turnsEnd, delayedEnd, openTurns = paceOf(old), 0, 0, 0 end
-    mixedUntil, mixedPace = now + MIXED, min(mixedPace, paceOf(plan))
+    mixedPace = min(mixedPace, paceOf(plan))
+    if mixed then mixedUntil = now + MIXED end
   end
   local leaseRecords, tailRuns = convertRecords(leasesAt, lengths.leases, kept.leaseNumbers), convertRecords(tailAt, lengths.tail, RUN)
   if kept.poolNumbers == 1 then
@@ -401,4 +407,5 @@ local function convert(words, kept)
     .. convertRecords(groups, lengths.slots, 1) .. leaseRecords .. tailRuns
   body, capacities = 1, sizesOfRings
   setImage(tierRings)
+  return later
 end

@@ -9,7 +9,7 @@ function ops.count()
   for i = 1, plan.deciding do
     local amount, rule = argument(), rules[i]
     if amount > 0 then
-      if rule.send then rule.send(frontier) end
+      if rule.send then rule.send(frontier, amount, 1) end
       land(i, frontier, amount)
     end
   end

@@ -1,8 +1,8 @@
 -- flight.lua: the requests in flight, and the ledger's clock. Units: µs.
 -- Twin: algorithms/flight.go and ledger.go, for requests that are not held. Their estimates are in
 -- flight without a slot until they are settled.
--- Uses: plan.lua, queue.lua, reading.lua.
--- Gives: the locals below, landing to lastLanding, land, advance, othersUsed, admits, mayProbe,
+-- Uses: plan.lua, queue.lua, reading.lua, rule.lua.
+-- Gives: the locals below, rateOf, landing to lastLanding, land, advance, othersUsed, admits, mayProbe,
 -- awaitsProbe, earliest, sparing, charge.
 --
 -- A slot is the instant at which its requests land, and their amount of each unit. Requests that
@@ -20,6 +20,14 @@ local capacity -- by tier, the largest cost
 local readings -- by tier, the provider's reports, or empty, see reading.lua
 local probed -- whether the last charged request is a probe that a tier would have refused
 local own -- by tier that counts other programs until a reset, the rule without them
+
+-- The rate of tier i as a limit and a window: of a calendar its longest period, and of a learned tier what it
+-- knows now.
+local function rateOf(i)
+  if rules[i].rate then return rules[i].rate() end
+  local t = 5 + units + 6 * (i - 1)
+  return plan[t + 2], plan[t] == CALENDAR and plan[t + 4] or plan[t + 3]
+end
 
 -- When slot i lands, and its amount of a unit.
 local function landing(i, unit)
@@ -226,7 +234,7 @@ local function charge(at, cost, count)
   for i = 1, #rules do
     local n, rule = count * cost[unitOf[i]], rules[i]
     if n > 0 then
-      if rule.send then rule.send(at) end
+      if rule.send then rule.send(at, cost[unitOf[i]], count) end
       if guard == 0 and not estimated[unitOf[i]] then
         land(i, at, n)
         if rule.proveOpen then rule.proveOpen(at, at) end

@@ -32,6 +32,10 @@ end
 -- For how long n units keep others waiting in tier i.
 local function timeIn(i, n)
   local t = 5 + units + 6 * (i - 1)
+  if rules[i].learns then
+    local rate, window = rateOf(i)
+    return ceilMulDiv(n, window, rate)
+  end
   if not isBucket(plan[t]) then return ceilMulDiv(n, spanOf(i), plan[t + 2]) end
   local own = ceilMulDiv(n, plan[t + 3], plan[t + 2])
   return max(own, ceilMulDiv(own + guard, 1, max(1, (divMod(capacity[i], n))))) -- a bucket holds so many requests, and drains when they have landed
@@ -40,7 +44,7 @@ end
 -- The instant at which a request goes that tier i would admit at an instant, behind turns.
 local function behindTurns(i, n, at, turns)
   if turns == 0 or at >= LATEST then return at end
-  if isBucket(plan[5 + units + 6 * (i - 1)]) then return min(LATEST, at + turns) end
+  if drains(plan[5 + units + 6 * (i - 1)]) then return min(LATEST, at + turns) end
   local rounds, rest = divMod((divMod(turns, timeIn(i, n))), max(1, (divMod(capacity[i], n))))
   return min(LATEST, max(at, admits(i, (rest + 1) * n)) + rounds * spanOf(i))
 end

@@ -11,7 +11,7 @@
 --
 -- keys[1]  the quota: a string, see state.lua. It is also the name of the channel on which the
 --          fleet receives a pause, "pause <for> <ban> <epoch>", its early end, "resume <epoch>",
---          and the end of the wait for a probe, "freed"
+--          the end of the wait for a probe, "freed", and that tiers follow named limits, "follow"
 -- keys[2], keys[3]  only with a concurrency tier or estimates: the leases of processes, see
 --          lease.lua. Of a bundle, the keys of the quotas around the first follow, each with its own two
 -- argv     whole numbers, instants and lengths in µs
@@ -20,7 +20,8 @@
 --          together), U units,
 --          K tiers, U hashes of the units' names, and for each tier: algorithm, unit from 0,
 --          limit, window, burst (of a calendar: longer than any period; of windows of unknown
---          phase: 1), extra (precision, phase, or a hash of period and zone)
+--          phase: 1), extra (precision, phase, a hash of period and zone, or the bounds of a learned rate: least ×
+--          2^24 + most)
 --   starts only with calendar tiers: for each, the beginnings of five periods, see calendar.lua
 --   lease  only with a concurrency tier or estimates: owner, seq, length, 1 if the caller has
 --          waiters, until when it knows the state, as generation + now, or 0, U amounts held now, and with estimates a number
@@ -40,6 +41,7 @@
 --   observe    compares the counts that a response reports with the quota's own
 --   status     reports the use of each tier
 --   count      charges what the provider has counted already
+--   forget     makes the learned tiers start again
 --   leave      gives back a turn
 --
 -- The arguments of each operation, where a cost is U amounts:
@@ -111,7 +113,10 @@
 --   lease       no arguments. Replies the four numbers of calendar tiers.
 --   pause       for, ban 0 or 1, once, epoch, probe 0 or 1, and for a back-off two more numbers:
 --               its length is for, doubled once for each back-off since a request passed, at most
---               the first number; the first back-off has no length if the second number is 1.
+--               the first number; the first back-off has no length if the second number is 1. A first
+--               number of 0 is no back-off. For learned tiers follow the instant at which the refused request
+--               was admitted, and its cost, zero in units that the refusal is not about. If all of
+--               them tolerate the refusal, a back-off is void.
 --               Replies 1 if the pause applies, because it ends later than the present one. With
 --               once 1, it applies only without an event since epoch. With once 2, it applies only
 --               if this state is from before epoch, and sets epoch: it restores a pause in a state
@@ -133,8 +138,9 @@
 --               authoritative, how long until the count ends at the latest, or 0, and by how much
 --               sooner it may end.
 --   status      no arguments. Replies for each tier: used, instant of the next unit, instant when
---               unused; -1: never.
+--               unused; -1: never. The words of the learned tiers follow.
 --   count       for each tier, the amount.
+--   forget      no arguments.
 --   leave       the turn, and the number of requests it is for, or 0 for requests that yield; or the
 --               place in the line and minus the length of the turn.
 -- Reply    now, generation, the least expiry of the key in ms, epoch, end of the ban, or otherwise of the
@@ -153,13 +159,16 @@ local function turnTo(name, words)
   key = name
   adopt(planOf(words))
   local problem, old = readState()
+  if old and isLater(old.plan, plan) then
+    return format('follow %.0f %s%s %s', old.plan.namedAt, old.plan.policy, old.plan.named, name)
+  end
   if old and old.matches then -- this plan with guest tiers
     adopt(planOf(old.words, old.plan))
     problem, old = readState()
   end
   if problem then return problem end
   lease, inline = nil, nil
-  if old then convert(words, old) end
+  local later = old and convert(words, old)
   problem = loadTiers()
   if not problem and (plan.concurrent or estimates) then
     if not places.renew then defineLeases() end
@@ -169,7 +178,7 @@ local function turnTo(name, words)
     places.keepSums()
   end
   if problem then return problem end
-  probe, probing, notBefore, news, level = flags % 8 >= 4, flags % 16 >= 8 and pause > now, max(now, pause), nil, (divMod(flags, 16))
+  probe, probing, notBefore, news, level = flags % 8 >= 4, flags % 16 >= 8 and pause > now, max(now, pause), later and 'follow' or nil, (divMod(flags, 16))
   -- After TIME was set back, the instants of returned reservations have another meaning.
   if setBack then pool = {} end
   reply, crossing, isProbe, sendFrom = {now, generation, 0, 0, 0, 0, wall, written}, nil, false, now

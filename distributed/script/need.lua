@@ -1,6 +1,6 @@
 -- need.lua: defines functions that few calls need when a call needs them. A line include 'x' stands
 -- for the part x.
--- Uses: call.lua.
+-- Uses: call.lua, flight.lua.
 -- Gives: defineCancel, defineOp, places, defineLeases, defineEstimates, defineBundle.
 -- Sets: crossing.
 
@@ -23,6 +23,12 @@ local function defineOp(op)
     include 'leave'
   elseif op == 'lease' then
     function ops.lease() crossing = true end
+  elseif op == 'forget' then
+    function ops.forget()
+      for i = 1, #rules do
+        if rules[i].learns then rules[i].unlearn() end
+      end
+    end
   end
 end
 

@@ -3,11 +3,11 @@
 -- peek.go. The layout is in state.lua.
 --
 -- KEYS[1]  the quota
--- Reply    the header of main.lua's, without an expiry and the 4 for several releases; zeros if there is no state of format 3 to 5,
---          which begin alike
+-- Reply    the header of main.lua's, without an expiry and the 4 for several releases; zeros if there is no state of format 3 to 6,
+--          which begin alike; and of format 6 the named limits with their numbers, see plan.lua
 
 local raw = redis.call('GETRANGE', KEYS[1], '0', '8191')
-local words, at = string.match(raw, '^thr[345] ([%d +]*)\n()')
+local words, named, guests, at = string.match(raw, '^thr[3456] ([%d ]*)=?([%d ]*)([%d +]*)\n()')
 if not words then return {0, 0, 0, 0, 0, 0, 0, 0} end
 
 -- The number in width bytes.
@@ -18,7 +18,7 @@ local function number(s, first, width)
 end
 
 local body, units, width = at, 3, 6 -- the index of the number of units in a plan, and the numbers of a tier
-for part in string.gmatch(words, '[%d ]+') do
+for part in string.gmatch(words .. guests, '[%d ]+') do
   local list = {}
   for n in string.gmatch(part, '%d+') do list[#list + 1] = tonumber(n) end
   for t = units + 2 + list[units], #list, width do
@@ -40,6 +40,7 @@ local now = written + math.max(0, wall - before)
 local reply = {now, generation, 0, epoch, 0, 0, wall, written}
 if pause > now then reply[5] = pause end
 if ban > now then reply[5], reply[6] = ban, 1 end
+for n in string.gmatch(named, '%d+') do reply[#reply + 1] = tonumber(n) end
 reply[6] = reply[6] + 8 * math.floor(number(head, 43, 1) / 16)
 if math.tointeger then -- servers with Lua 5.4 would reply 3.0 for 3
   for i = 1, #reply do reply[i] = math.tointeger(reply[i]) end

@@ -1,12 +1,17 @@
 -- plan.lua: the policy of the caller. Units: windows, precision and phase in µs.
 -- Twin: algorithms/plan.go.
--- Uses: call.lua, rule.lua.
--- Gives: plans, plan and its fields, paceOf, amounts, numbersIn, listOf.
+-- Uses: call.lua, pack.lua, rule.lua.
+-- Gives: plans, plan and its fields, paceOf, amounts, setNamed, numbersIn, listOf.
 --
 -- A plan is a list of numbers: guard, the resolution as a power of two, number of units, number of
 -- tiers, the units' hashes, and from 5 + number of units on, six numbers for each tier. The state
 -- begins with the same numbers as text. A call detects a changed policy by comparing two strings,
 -- and parses the plan of the state only then.
+--
+-- In a plan with tiers that follow what responses name, an equals sign is next, and then three kinds of
+-- numbers: when the last response that changed something was admitted (0: none), as generation + now, a hash
+-- of the units and the tiers of the policy, and the named limits of the tiers of the policy (0: the
+-- policy's own). Of two such plans with one hash, the later one holds: see followed in state.lua.
 --
 -- A plus sign may follow, and then the tiers that the state keeps for releases with other plans,
 -- see withKept in convert.lua: number of units, number of tiers, hashes of those units, and seven
@@ -46,6 +51,12 @@ local function amounts()
   return cost
 end
 
+-- Sets what a plan with a text has taken over, if it can.
+local function setNamed(p, words)
+  local at, policy, named = string.match(words, '=(%d+) (%d+)([%d ]*)')
+  if at then p.namedAt, p.policy, p.named = at + 0, policy, named end
+end
+
 local function numbersIn(words)
   local list, i = {}, 0
   for n in string.gmatch(words, '%d+') do
@@ -55,11 +66,12 @@ local function numbersIn(words)
   return list
 end
 
--- The numbers of a plan with its guest tiers; nil if the text is not a plan. ownUnits is the number
+-- The numbers of a plan with its guest tiers; nil if the text is not a plan, and the problem if it is one of a newer
+-- release. ownUnits is the number
 -- of units for which calls have arguments, deciding the number of tiers that decide, and ends lists
 -- until when each guest tier is kept.
 local function listOf(words)
-  local own, plus, kept = string.match(words, '^([%d ]*)(%+?)([%d ]*)$')
+  local own, plus, kept = string.match(words, '^([%d ]*)=?[%d ]*(%+?)([%d ]*)$')
   local p = numbersIn(own or '')
   if not p[4] or #p ~= 4 + p[3] + 6 * p[4] then return nil end
   p.ownUnits, p.deciding, p.ends = p[3], p[4], {}
@@ -77,6 +89,7 @@ local function listOf(words)
     p = list
   end
   for t = 5 + p[3], #p, 6 do
+    if p[t] > LEARNED then return nil, 'version of the state is not known: it has an algorithm ' .. text(p[t]) end
     if not WORDS[p[t]] or p[t + 1] >= p[3] then return nil end
   end
   return p

@@ -192,11 +192,12 @@ function ops.observe()
   while cursor <= #arguments do
     local i, used, since, n, isExact, reset, slack = argument(), argument(), argument(), argument(), argument(), argument(), argument()
     local rule, u = rules[i], unitOf[i]
-    for k = #readings + 1, rule.concurrent and 0 or #rules do readings[k] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0} end
+    local ignores = rule.concurrent or rule.learns
+    for k = #readings + 1, ignores and 0 or #rules do readings[k] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0} end
     local r = readings[i]
     local ended = rule.opened and rule.opened(frontier) > since or r and r[OPENED_AT] > since
     used, reset = min(used, capacity[i]), max(0, reset - (frontier - now))
-    if not rule.concurrent and not ended and turnWindow(i, since, reset, slack) then
+    if not ignores and not ended and turnWindow(i, since, reset, slack) then
       local keep = estimating[u] and max(0, used - inFlight[u]) or used
       local more = uncounted(i, used, since, n, longest, reset, slack)
       -- The report of a request admitted when a probe was due, or later, is authoritative, except

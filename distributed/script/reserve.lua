@@ -2,7 +2,7 @@
 -- before it. Units: µs.
 -- Twin: algorithms/ledger.go, Earliest and Charge.
 -- Uses: calendar.lua, call.lua, convert.lua, fixedwindow.lua, flight.lua, lease.lua, line.lua, need.lua, pace.lua,
--- pause.lua, plan.lua, pool.lua, rule.lua, state.lua, tail.lua.
+-- pause.lua, plan.lua, pool.lua, state.lua, tail.lua.
 -- Gives: ops.reserve, ops.budget, reserving, the constants below.
 -- Sets: crossing, drift, guard, isProbe, notBefore, now, openTurns, pause, pool,
 -- probe, probing, sendFrom, usedAlone.
@@ -41,18 +41,21 @@ local function together(cost, spare, most)
 end
 
 -- How many requests like the last one, up to most, every tier admits behind it at the frontier,
--- with its spare amount.
+-- with its spare amount. A learned rate may change with each.
 function reserving.fitting(cost, spare, most)
+  for i = 1, #rules do
+    if rules[i].learns and cost[unitOf[i]] > 0 then return 1 end
+  end
   return mayProbe(cost) and 1 or together(cost, spare, most)
 end
 
 -- How many more requests tier i admits in a turn, beside the amounts shared already and before requests.
 -- Places have no turns.
 function reserving.leftOfTurn(i, cost, turnLength, shared, before)
-  local t, n = 5 + units + 6 * (i - 1), cost[unitOf[i]]
-  if plan[t] == CONCURRENCY then return LATEST end
-  local share = mulDiv(plan[t + 2], turnLength, plan[t] == CALENDAR and plan[t + 4] or plan[t + 3])
-  return divMod(max(0, share - (shared[unitOf[i]] or 0)), n) - before
+  if rules[i].concurrent then return LATEST end
+  local limit, window = rateOf(i)
+  local share = mulDiv(limit, turnLength, window)
+  return divMod(max(0, share - (shared[unitOf[i]] or 0)), cost[unitOf[i]]) - before
 end
 
 -- How many more requests a process may reserve for the frontier, an instant to come for which it has
@@ -81,8 +84,8 @@ end
 function reserving.isApart(at, cost)
   local most = MOST_APART
   for i = 1, at > max(now, frontier) + most and plan.deciding or 0 do
-    local t, n = 5 + units + 6 * (i - 1), cost[unitOf[i]]
-    most = max(most, 2 * ceilMulDiv(n, plan[t] == CALENDAR and plan[t + 4] or plan[t + 3], plan[t + 2]))
+    local limit, window = rateOf(i)
+    most = max(most, 2 * ceilMulDiv(cost[unitOf[i]], window, limit))
   end
   return at > max(now, frontier) + most
 end

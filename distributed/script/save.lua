@@ -5,9 +5,12 @@
 -- Sets: delayedEnd, lineEnd, lineFront, lineOpen, lineUntil, oldEnd, openTurns, promised, promisedOld,
 -- turnsEnd, usedAlone.
 
+local REMEMBERED = 2592000000000 -- how long a learned rate is kept without a call: 30 days
+
 -- The expiry of the key in ms: a second, or a guard, after everything in it has ceased to matter.
 -- So nothing is lost with the key. While something is open, the key lives longer, in case the server
--- is away. The second value is without that, because a release may shorten it.
+-- is away, and so it does with a rate that was learned. The second value is without that, because a release may
+-- shorten it.
 local function expiryOf()
   local done = max(now, frontier, pause)
   if slots.first <= slots.last then done = max(done, (landing(slots.last, 0))) end
@@ -29,6 +32,9 @@ local function expiryOf()
   local least, away = 1000 + (divMod(done - now + 999, 1000)), leases[1] and leases[QUEUED] or 0
   for u = 1, leases[1] and units or 0 do away = away + open[u] end
   if away > 0 then away = AWAY * leases[LENGTH] end
+  for i = 1, #rules do
+    if rules[i].learns and rules[i].hasLearned() then away = REMEMBERED end
+  end
   return least + (divMod(away, 1000)), least
 end
 

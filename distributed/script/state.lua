@@ -1,11 +1,11 @@
 -- state.lua: the layout of a state, and how a call reads it. Units: µs.
 -- Uses: convert.lua, fixedwindow.lua, flight.lua, line.lua, pack.lua, plan.lua, pool.lua, queue.lua, rule.lua,
 -- slidinglog.lua, turn.lua.
--- Gives: the locals below, sizes, ringFor, setImage, readState.
+-- Gives: the locals below, sizes, ringFor, setImage, isLater, readState.
 -- Sets: atFrontier, bundledUntil, delayedEnd, drift, frontier, image, lineEnd, lineFront, lineOpen, lineUntil, mixedPace,
 -- mixedUntil, oldEnd, openTurns, promised, promisedOld, state, turnsEnd, usedAlone.
 --
---   "thr5 ", the plan as text, "\n" | the capacity of each ring | the rings of logs | body
+--   "thr5 ", or "thr6 " if tiers follow what responses name, the plan as text, "\n" | the capacity of each ring | the rings of logs | body
 --
 -- The body begins with the front: a head of fixed size, the amounts in flight and the words of each
 -- tier. The plan determines the size of the front. The queues follow: groups of each tier, slots,
@@ -99,15 +99,17 @@ end
 -- where their rings begin, and (matches) whether it is the caller's plan with guest tiers that are
 -- all still kept. Returns nil and the problem if the state is not valid.
 local function oldIn(raw)
-  local HEADS = {['1'] = 55, ['2'] = 56, ['3'] = HEAD, ['4'] = HEAD, ['5'] = HEAD} -- by format: 1 had no readings, 2 no ban of its own, 3 no guards in the pool, no turns and no tail, 4 no line
-  local FIRST = {[0] = 3, 2, 3, 2, 4, 2, 2, 2, 0, 3} -- and did in a state of format 1
+  local HEADS = {['1'] = 55, ['2'] = 56, ['3'] = HEAD, ['4'] = HEAD, ['5'] = HEAD, ['6'] = HEAD} -- by format: 1 had no readings, 2 no ban of its own, 3 no guards in the pool, no turns and no tail, 4 no line
+  local FIRST = {[0] = 3, 2, 3, 2, 4, 2, 2, 2, 0, 3, 7} -- and did in a state of format 1
   local version = string.match(raw, '^thr(%d+) ')
   if not version then return nil, 'foreign value: another program uses this key' end
   if not HEADS[version] then return nil, 'version ' .. version .. ' of the state is not known' end
-  local words, after = string.match(raw, '^thr%d ([%d +]*)\n()')
+  local words, after = string.match(raw, '^thr%d ([%d =+]*)\n()')
   if not words then return nil, 'corrupt state: it ends too soon' end
-  local p = plans[words] or listOf(words)
-  if not p then return nil, 'corrupt plan in the state' end
+  local p, problem = plans[words], nil
+  if not p then p, problem = listOf(words) end
+  if not p then return nil, problem or 'corrupt plan in the state' end
+  setNamed(p, words)
   local old = {words = words, current = version >= '4', plan = p, wordsOf = version == '1' and FIRST or WORDS, head = HEADS[version], poolNumbers = version < '4' and 1 or POOLED,
     leaseNumbers = version < '4' and 3 or SUMS, readingNumbers = version < '3' and 14 or version == '3' and 16 or READING,
     turnNumbers = version < '5' and 8 or TURNS}
@@ -116,6 +118,12 @@ local function oldIn(raw)
   old.matches = sub(raw, 1, #plan.start) == sub(plan.start, 1, -2) .. '+'
   for i = 1, #p.ends do old.matches = old.matches and p.ends[i] > wall end
   return old
+end
+
+-- Whether a plan is that of another one's policy, with limits that responses have named later. Of limits
+-- that were named at one instant, any may hold, as long as it is the same for all processes.
+local function isLater(p, other)
+  return p.policy ~= nil and p.policy == other.policy and (p.namedAt > other.namedAt or p.namedAt == other.namedAt and p.named > other.named)
 end
 
 -- Reads the state without its rings, and parses the head. Returns the problem, if there is one, and

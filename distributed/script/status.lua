@@ -1,6 +1,6 @@
 -- status.lua: the operation status, the use of each tier. Units: µs.
 -- Twin: algorithms/ledger.go, Usage.
--- Uses: call.lua, flight.lua, plan.lua, reading.lua, state.lua.
+-- Uses: call.lua, flight.lua, plan.lua, reading.lua, rule.lua, state.lua.
 -- Gives: ops.status, whenUnused.
 
 function ops.status()
@@ -8,8 +8,15 @@ function ops.status()
   advance(now)
   for i = 1, plan.deciding do
     local used, next = rules[i].used(frontier) + othersUsed(i), admits(i, 1)
-    if not rules[i].concurrent then used = used + inFlight[unitOf[i]] end
+    if not rules[i].concurrent and not rules[i].learns then used = used + inFlight[unitOf[i]] end
     reply[n + 1], reply[n + 2], n = used, next < NEVER and next or -1, n + 3
+  end
+  for i = 1, plan.deciding do
+    if rules[i].learns then
+      local words = rules[i].words()
+      for w = 1, WORDS[LEARNED] do reply[n + w] = parse('>I7', words, 7 * w - 6) end
+      n = n + WORDS[LEARNED]
+    end
   end
 end
 

@@ -13,9 +13,10 @@
 local function planOf(words, list)
   local p = plans[words]
   if p then return p end
-  p = list or numbersIn(words)
+  p = list or numbersIn(string.match(words, '^[%d ]*'))
+  setNamed(p, words)
   p.ownUnits, p.deciding, p.ends = p.ownUnits or p[3], p.deciding or p[4], p.ends or {}
-  p.start, p.rules, p.unitOf, p.capacity, p.estimated = 'thr5 ' .. words .. '\n', {}, {}, {}, {}
+  p.start, p.rules, p.unitOf, p.capacity, p.estimated = (p.policy and 'thr6 ' or 'thr5 ') .. words .. '\n', {}, {}, {}, {}
   p.limited, p.holds = {}, {} -- by unit, whether a tier limits the open amount, and whether callers hold amounts
   p.front, p.logs = sizes(p, WORDS, HEAD)
   for u = 1, p[3] do
@@ -25,7 +26,7 @@ local function planOf(words, list)
   for t = 5 + p[3], #p, 6 do
     local i = #p.rules + 1
     p.rules[i], p.unitOf[i] = ruleOf(p, t), p[t + 1] + 1
-    p.capacity[i] = isBucket(p[t]) and p[t + 4] or p[t + 2]
+    p.capacity[i] = drains(p[t]) and p[t + 4] or p[t + 2]
     if p[t] == CONCURRENCY then
       local u = p[t + 1] + 1
       p.limited[u] = true

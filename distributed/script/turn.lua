@@ -24,15 +24,15 @@ local usedAlone -- whether a request was reserved in this quota alone while othe
 local function turnOf(turn, count, cost, soon)
   local pace, fastest, mixed = 1, LATEST, false
   for i = 1, plan.deciding do
-    local t = 5 + units + 6 * (i - 1)
-    local n, window = cost[unitOf[i]], plan[t + 3]
-    if n > 0 and window > 0 then
-      local own = ceilMulDiv(n, window, plan[t + 2])
+    local t, n = 5 + units + 6 * (i - 1), cost[unitOf[i]]
+    if n > 0 and plan[t + 3] > 0 then
+      local limit, window = rateOf(i)
+      local own = ceilMulDiv(n, window, limit)
       fastest = min(fastest, own)
       if isBucket(plan[t]) then -- which holds so many requests, and drains when they have landed
         pace = max(pace, own, ceilMulDiv(own + guard, 1, max(1, (divMod(capacity[i], n)))))
       else
-        pace = max(pace, ceilMulDiv(n, window + guard, plan[t + 2]))
+        pace = max(pace, rules[i].learns and own or ceilMulDiv(n, window + guard, limit))
       end
     end
   end

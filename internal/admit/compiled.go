@@ -69,15 +69,13 @@ func (c *Policy) withPlan(plan *algorithms.Plan) *Policy {
 	return next.Compile()
 }
 
-// keeping returns the policy with a plan in force if that is equal to its own, so that nothing has to be
-// converted: requests in flight then stay so.
+// keeping returns the policy with a plan in force if that is equal to its own but for limits that
+// responses have named, so that nothing has to be converted: requests in flight then stay so.
 func (c *Policy) keeping(plan *algorithms.Plan) *Policy {
-	if c.Plan == plan || !c.Plan.Equal(plan) || !slices.Equal(c.Plan.Given(), plan.Given()) {
+	if base := plan.Base(); c.Plan == plan || !c.Plan.Equal(base) || !slices.Equal(c.Plan.Given(), base.Given()) {
 		return c
 	}
-	own := *c
-	own.Plan = plan
-	return &own
+	return c.withPlan(plan)
 }
 
 // forStore returns the policy for a store whose quotas reserve ahead, or do not.

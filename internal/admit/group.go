@@ -379,7 +379,7 @@ func (g *Group[L]) park(e *entry[L], s *Scope, rev *Revision) bool {
 // whether it did. If not, it parks the quota if it can.
 func (g *Group[L]) drop(e *entry[L], force bool) bool {
 	if e.parked != nil {
-		return parkerOf(g.pathOf(&e.limiter).revision().quota).IsIdleAs([]byte(*e.parked))
+		return parkerOf(g.pathOf(&e.limiter).revision().quota).IsIdleAs([]byte(*e.parked), force)
 	}
 	s := g.pathOf(&e.limiter).scope.Load()
 	if !s.uses.CompareAndSwap(0, dropped) {

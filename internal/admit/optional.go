@@ -18,7 +18,7 @@ import (
 type parker interface {
 	Park() (state []byte, ok bool)
 	Unpark(state []byte) error
-	IsIdleAs(state []byte) bool
+	IsIdleAs(state []byte, forced bool) bool
 }
 
 // fastOf returns the quota as a FastQuota, or nil.
@@ -68,9 +68,9 @@ func parkerOf(q store.Quota) parker {
 
 type neverParked struct{}
 
-func (neverParked) Park() ([]byte, bool) { return nil, false }
-func (neverParked) Unpark([]byte) error  { return nil }
-func (neverParked) IsIdleAs([]byte) bool { return false }
+func (neverParked) Park() ([]byte, bool)       { return nil, false }
+func (neverParked) Unpark([]byte) error        { return nil }
+func (neverParked) IsIdleAs([]byte, bool) bool { return false }
 
 func feedbackOf(q store.Quota) store.Feedback {
 	if f, ok := q.(store.Feedback); ok {

@@ -40,7 +40,7 @@ type rareState struct {
 	paused      PausedBy                  // the last pause by this process
 	replacement *Policy                   // the last policy that setPolicy has set; nil if none
 	reported    time.Time                 // when a report last asked for the state; zero if none has
-	named       map[int]int64             // the limit that the last response named for a given tier
+	named       []named                   // what the last response named for each given tier
 	decreased   int64                     // when the last decrease of a learned rate came that was reported
 }
 
@@ -140,13 +140,15 @@ func (s *Scope) adoptSuccessor() *Revision { return s.adopt(nil) }
 func (s *Scope) adopt(c *Policy) *Revision {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	rev := s.current.Load()
+	rev, set := s.current.Load(), c
 	if c == nil && s.rare != nil {
 		c = s.rare.replacement
 	}
 	next, plan := lifecycleOf(rev).Successor()
 	switch {
 	case c != nil && c.Plan == plan:
+	case set != nil && set.Plan.Continues(plan): // a response has just named limits
+		c = set.withPlan(plan)
 	case plan == rev.Plan:
 		c = rev.Policy
 	default: // another handle has changed the plan
@@ -195,14 +197,38 @@ func (s *Scope) setPolicy(ctx context.Context, c *Policy) error {
 // limits of the policy again.
 func (s *Scope) Forget(ctx context.Context) error {
 	rev := s.adoptSuccessor()
+	if rev.Plan.Follows() { // others that share the quota may have taken over limits
+		if _, err := rev.quota.Status(ctx); err != nil {
+			return err
+		}
+		rev = s.adoptSuccessor()
+	}
 	if f := rev.Plan.Followed(); f.Limits != nil {
-		base := rev.Plan.Following(algorithms.Followed{At: f.At + 1})
-		if err := s.setPolicy(ctx, rev.withPlan(base)); err != nil {
+		if err := s.follow(ctx, rev, algorithms.Followed{At: f.At + 1}); err != nil {
 			return err
 		}
 		rev = s.adoptSuccessor()
 	}
 	return feedbackOf(rev.quota).Forget(ctx)
+}
+
+// follow changes the limits of the tiers to those that responses have named.
+func (s *Scope) follow(ctx context.Context, rev *Revision, f algorithms.Followed) error {
+	if f.Limits == nil { // the tiers have their own limits again
+		s.mu.Lock()
+		s.rareState().named = nil
+		s.mu.Unlock()
+	}
+	if plan := rev.Plan.Following(f); plan != rev.Plan {
+		if err := lifecycleOf(rev).Change(ctx, plan); err != nil {
+			return rev.Errorf("%w", err)
+		}
+	}
+	s.adoptSuccessor()
+	if s.queue.made.Load() != nil {
+		s.queue.configure(s, nil)
+	}
+	return nil
 }
 
 // close refuses all callers from now on, and cancels reservations.
@@ -354,12 +380,13 @@ func (s *Scope) longestDelay(rev *Revision) time.Duration {
 }
 
 // hasLearned reports whether the scope has learned from responses what a new scope would have to
-// learn again: the end of the provider's windows, a guard, a back-off.
+// learn again: the end of the provider's windows, a limit, a rate, a guard, a back-off.
 func (s *Scope) hasLearned() bool {
 	if e := s.learned.Load(); e != nil && e.Fresh() {
 		return true
 	}
-	return feedbackOf(s.current.Load().quota).Learned()
+	rev := s.current.Load()
+	return rev.Plan.Followed().Limits != nil || feedbackOf(rev.quota).Learned()
 }
 
 // reportEvery is how often a report asks a shared store for the state of a quota at most.

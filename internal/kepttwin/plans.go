@@ -69,7 +69,10 @@ func (p *planner) tier(unit string) algorithms.Tier {
 		t.Limit *= 10
 		t.Zone = []string{"", "Europe/Berlin", "America/Havana"}[p.IntN(3)]
 	}
-	if t.Window > 0 && p.IntN(6) == 0 {
+	switch {
+	case t.Burst > 0 && !t.Budget && unit != "tokens" && p.IntN(2) == 0:
+		t.Learn = algorithms.Learn{Least: p.Int64N(2), Most: t.Limit * (1 + p.Int64N(20))}
+	case t.Window > 0 && p.IntN(6) == 0:
 		t.PaceBurst = 1 + p.Int64N(t.Limit)
 	}
 	return t

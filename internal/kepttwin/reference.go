@@ -309,6 +309,37 @@ func (s *state) giveBack(b booked) (toCome bool) {
 	return false
 }
 
+// teach passes the refusal that causes a pause to all ledgers. What is admitted for an instant of the pause that the last one
+// began was reserved before.
+func (s *state) teach(w store.Pause, of *algorithms.Plan) (taught, decreases bool) {
+	if w.Refused == nil {
+		return false, false
+	}
+	for i := range s.ledgers {
+		c, at := &s.ledgers[i], w.Refused.At
+		if !c.plan.Learns() {
+			continue
+		}
+		before := c.decreased(s.now)
+		if before > 0 && at >= before && at < s.now.At && at < s.pause.Until {
+			at = before - 1
+		}
+		c.ledger.Refused(s.now, at, amountOf(of, w.Refused.Cost).of(c.plan))
+		taught, decreases = true, decreases || c.decreased(s.now) != before
+	}
+	return taught, decreases
+}
+
+// decreased returns when a rate last decreased.
+func (c *counted) decreased(now algorithms.Moment) (at int64) {
+	for _, r := range c.ledger.LearnedRates(now) {
+		if r != nil && r.At > at {
+			at = r.At
+		}
+	}
+	return at
+}
+
 // status returns the state of the tiers, with the requests to come.
 func (s *state) status(p *algorithms.Plan) []store.TierStatus {
 	own, tiers := s.own(p), []store.TierStatus(nil)

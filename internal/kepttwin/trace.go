@@ -35,7 +35,7 @@ type Config struct {
 
 // A Count is what happened in a trace.
 type Count struct {
-	Transactions, Admitted, Reserved, TakenOver, Refused, Changes, Forgotten int
+	Transactions, Admitted, Reserved, TakenOver, Refused, Changes, Forgotten, Decreased int
 	// Torn reports that the trace ended early, because a call made several transactions.
 	Torn bool
 }
@@ -160,8 +160,10 @@ func (x *trace) one() {
 		x.change(p)
 	case n < 84:
 		x.pause(p)
-	case n < 86:
+	case n < 86 && n&1 == 0:
 		x.resume(p)
+	case n < 86:
+		x.forgetRates(p)
 	case n < 88 && x.Memory != nil:
 		x.setClock(p)
 	case n < 89 && x.Memory != nil:
@@ -355,8 +357,13 @@ func (x *trace) compare(s *state, p int, got store.Status, err error) {
 	if got.Closed != closed || !s.pause.Probing && got.Paused != paused || got.At != s.now.At {
 		x.errorf("closed %v, paused %v at %d; want %v, %v, %d", got.Closed, got.Paused, got.At, closed, paused, s.now.At)
 	}
+	own := s.own(x.processes[p].plan)
+	rates := own.ledger.LearnedRates(s.now)
 	for i, want := range s.status(x.processes[p].plan) {
 		g := got.Tiers[i]
+		if rates != nil && rates[i] != nil && (g.Learned == nil || g.Learned.Rate != rates[i].Rate || g.Learned.Refused != rates[i].Refused) {
+			x.errorf("tier %d has learned %+v, want %+v", i, g.Learned, rates[i])
+		}
 		if g = (store.TierStatus{Used: g.Used, InFlight: g.InFlight, Others: g.Others, Remaining: g.Remaining, RetryAfter: g.RetryAfter, ResetAfter: g.ResetAfter}); g != want {
 			type plain store.TierStatus
 			x.errorf("tier %d is\n%+v, want\n%+v", i, plain(g), plain(want))
@@ -397,13 +404,20 @@ func (x *trace) pause(p int) {
 		}
 	}
 	x.paused = true
+	of := x.refuse(p, &w)
 	var got store.Paused
 	x.call(p, false, func() error { got, _ = x.processes[p].quota.Pause(x.ctx, w); return nil }, func(s *state) {
-		want := store.Paused{Applied: s.pause.Apply(w, s.now), Epoch: s.pause.Epoch}
+		taught, decreases := s.teach(w, of)
+		want := store.Paused{Applied: s.pause.Apply(w, s.now)}
 		if want.Applied {
 			want.For = max(0, s.now.Until(s.pause.Until))
-			x.must = true
+		} else if decreases && !s.pause.Probing {
+			s.pause.Epoch++
 		}
+		if decreases {
+			x.count.Decreased++
+		}
+		want.Epoch, x.must = s.pause.Epoch, x.must || want.Applied || taught
 		if x.Ahead && x.count.Forgotten > 0 { // a process may know of earlier ones
 			s.pause.Epoch, want.Epoch = got.Epoch, got.Epoch
 		}
@@ -416,6 +430,33 @@ func (x *trace) pause(p int) {
 func (x *trace) resume(p int) {
 	x.call(p, true, func() error { return x.processes[p].quota.Resume(x.ctx) }, func(s *state) {
 		s.pause.Until, s.pause.Banned, s.pause.Probe, s.pause.Probing = 0, 0, false, false
+	})
+}
+
+// refuse makes a request that is open the cause of a pause, now and then, and returns its plan.
+func (x *trace) refuse(p int, w *store.Pause) (of *algorithms.Plan) {
+	q := x.processes[p]
+	if of = q.plan; len(x.opens) == 0 || x.IntN(3) == 0 {
+		return of
+	}
+	o := x.opens[x.IntN(len(x.opens))]
+	w.Refused = &store.Refused{At: o.At, Cost: of.Translate(o.plan, o.cost)}
+	if x.IntN(4) == 0 {
+		clear(w.Refused.Cost[1:])
+	}
+	return of
+}
+
+// forgetRates makes all tiers learn anew.
+func (x *trace) forgetRates(p int) {
+	x.call(p, true, func() error { return x.processes[p].quota.(store.Feedback).Forget(x.ctx) }, func(s *state) {
+		for i := range s.ledgers {
+			s.ledgers[i].ledger.Usage(s.now)
+			s.ledgers[i].ledger.Forget()
+		}
+		if !s.pause.Probing {
+			s.pause.Epoch++
+		}
 	})
 }
 
@@ -503,4 +544,5 @@ func (c *Count) Add(o Count) {
 	c.Refused += o.Refused
 	c.Changes += o.Changes
 	c.Forgotten += o.Forgotten
+	c.Decreased += o.Decreased
 }

@@ -59,6 +59,22 @@ func (n *Line) Close() (last bool) {
 // Change sets the newest plan and calls the watchers.
 func (n *Line) Change(plan *algorithms.Plan) {
 	n.lines.mu.Lock()
+	n.set(plan)
+}
+
+// Replace is Change if the plan of a version has not been replaced. It reports whether it has set the plan.
+func (n *Line) Replace(version int64, plan *algorithms.Plan) bool {
+	n.lines.mu.Lock()
+	if !n.IsNewest(version) {
+		n.lines.mu.Unlock()
+		return false
+	}
+	n.set(plan)
+	return true
+}
+
+// set is Change for a caller that holds the lock, which set unlocks.
+func (n *Line) set(plan *algorithms.Plan) {
 	n.plan = plan
 	n.version.Add(1)
 	var watchers []func()

@@ -343,8 +343,16 @@ func (c *claim) beginTurn(r *store.Request, at int64) {
 	}
 	t.left = math.MaxInt64
 	if window > 0 {
-		t.left = int64(math.RoundToEven(float64(tier.Limit) * c.horizon.Seconds() / window.Seconds()))
+		t.left = int64(math.RoundToEven(c.parts[t.part].limit(t.tier) * c.horizon.Seconds() / window.Seconds()))
 	}
+}
+
+// limit returns how many units a tier admits in a window, now.
+func (t *txn) limit(tier int) float64 {
+	if rates := t.ledger().LearnedRates(t.now); rates != nil && rates[tier] != nil {
+		return rates[tier].Rate
+	}
+	return float64(t.plan.Tiers()[tier].Limit)
 }
 
 // roomInBook returns how many requests the process may book, so that the rest of the book is left to others.

@@ -1,9 +1,11 @@
 package kept
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,8 +24,8 @@ type quota struct {
 	calls reporter.Calls
 	// given is the plan of the limiter, and plan the one that decides.
 	given, plan *algorithms.Plan
-	// text is the plan as text.
-	text string
+	// text is the plan as text, and base that of its base.
+	text, base string
 	// replaces is the text of the plan that this one has replaced in this process, or empty.
 	replaces string
 
@@ -31,8 +33,11 @@ type quota struct {
 	// version is the plan's version in the line.
 	version int64
 
+	// fastest is the plan with the highest rates that its tiers may learn: the plan itself if it learns none.
+	fastest *algorithms.Plan
+
 	mu sync.Mutex // guards all below
-	// seen is the ledger and the pause of the last transaction, if the quota reserves nothing ahead.
+	// seen is the ledger and the pause of the last transaction, if the quota reserves nothing ahead or learns.
 	seen seen
 	// next is the quota under a plan that replaced its own. If nil, it has not been needed.
 	next *quota
@@ -46,6 +51,8 @@ type seen struct {
 	ledger algorithms.Ledger
 	pause  pause.State
 	now    algorithms.Moment
+	// at is when it ended.
+	at time.Time
 }
 
 var (
@@ -57,7 +64,9 @@ var (
 
 func newQuota(e *entry, given *algorithms.Plan, line *lineage.Line, version int64, calls reporter.Calls) *quota {
 	plan := given.WithShortLogs(e.store.options.MostStamps)
-	q := &quota{entry: e, calls: calls, given: given, plan: plan, text: planText(plan), line: line, version: version}
+	q := &quota{entry: e, calls: calls, given: given, plan: plan, line: line, version: version}
+	q.fastest = fastest(plan)
+	q.text, q.base = textsOf(given, e.store.options.MostStamps)
 	q.seen.ledger = fresh(plan)
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -92,8 +101,13 @@ func (q *quota) successor() *quota {
 	return q.next
 }
 
-// Change converts the value with the next transaction, if the keeper is not available now.
+// Change converts the value with the next transaction, if the keeper is not available now. A plan that differs only in what
+// it has taken over from responses applies at once, and Change makes no transaction. If it is older than the present
+// one, Change ignores it.
 func (q *quota) Change(ctx context.Context, plan *algorithms.Plan) error {
+	if q.follow(plan) {
+		return nil
+	}
 	// Apply all pending changes under the old plan. If that fails, requests in flight land with their guard.
 	_ = q.transact(ctx, nil)
 	q.line.Change(plan)
@@ -112,8 +126,12 @@ func (q *quota) Idle() bool { return q.isIdle() }
 
 // transact runs a transaction of the newest quota. decide may be nil.
 func (q *quota) transact(ctx context.Context, decide func(p *part)) error {
-	q = q.newest()
-	return q.limit(ctx, q.transaction(decide))
+	for {
+		q = q.newest()
+		if err := q.limit(ctx, q.transaction(decide)); !errors.Is(err, errMoved) {
+			return err
+		}
+	}
 }
 
 // transaction returns a transaction of the quota alone. decide may be nil.
@@ -147,7 +165,9 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (d store.Decisi
 			q.lease.add(begins{cost: r.Cost}, x.parts[0].now.At)
 		}
 	}
-	if err := q.limit(ctx, x); err != nil {
+	if err := q.limit(ctx, x); errors.Is(err, errMoved) {
+		return moved, nil
+	} else if err != nil {
 		return store.Decision{}, err
 	}
 	d.Recheck = d.Verdict == store.Later // another process may refund a request
@@ -159,11 +179,11 @@ var moved = store.Decision{Verdict: store.Moved, Tier: -1}
 
 func (q *quota) Order() *order.Order { return q.line.Order() }
 
-// enqueueOwn adds a change that the next transaction applies to the ledger, if it is still that of the plan.
-// Otherwise requests land with their guard.
+// enqueueOwn adds a change that the next transaction applies to the ledger, if it is still that of the plan or of one with
+// the same base. Otherwise requests land with their guard.
 func (q *quota) enqueueOwn(apply func(t *txn)) {
 	q.enqueue(func(t *txn) {
-		if t.ledgers[t.own].text == q.text {
+		if t.base == q.base {
 			apply(t)
 			t.changed, t.whole = true, nil
 		}
@@ -280,8 +300,21 @@ func (q *quota) Passed(d store.Decision) {
 // Learned is false: the keeper has what the responses have reported.
 func (q *quota) Learned() bool { return false }
 
-// Forget makes the tiers that learn their rate start again.
-func (q *quota) Forget(ctx context.Context) error { return nil }
+// Forget voids reservations in other processes when they learn of it.
+func (q *quota) Forget(ctx context.Context) error {
+	err := q.transact(ctx, func(p *part) {
+		p.land()
+		for i := range p.ledgers {
+			p.ledgers[i].ledger.Forget()
+		}
+		p.voidReserved()
+		p.changed, p.urgent, p.whole = true, true, nil
+	})
+	if err == nil {
+		q.notify(store.Eased, 0)
+	}
+	return err
+}
 
 // Resume takes effect in other processes when they learn of it, or when they ask.
 func (q *quota) Resume(ctx context.Context) error {
@@ -321,7 +354,7 @@ func (q *quota) Align(tier int, from, to time.Time) {
 // Pause is recorded with the next transaction, if this one fails.
 func (q *quota) Pause(ctx context.Context, p store.Pause) (done store.Paused, err error) {
 	began := time.Now()
-	err = q.transact(ctx, func(t *part) { done = t.pauseFor(p) })
+	err = q.transact(ctx, func(t *part) { done = t.pauseFor(p, q.plan) })
 	if err != nil {
 		p.For = p.Length(q.remembers().level)
 		done = store.Paused{For: p.For}
@@ -330,15 +363,79 @@ func (q *quota) Pause(ctx context.Context, p store.Pause) (done store.Paused, er
 	return done, err
 }
 
-// pauseFor begins a pause.
-func (p *part) pauseFor(q store.Pause) (done store.Paused) {
-	level := p.level
-	q.For = q.Length(level)
-	if done.Applied, done.Epoch = p.pause.Apply(q, p.now), p.pause.Epoch; done.Applied {
-		done.For = max(0, p.now.Until(p.pause.Until))
-		p.level, p.changed, p.urgent = q.Next(level), true, true
+// pauseFor begins a pause, unless the refusal that causes it is tolerated. Its cost is one of a plan.
+func (t *txn) pauseFor(p store.Pause, of *algorithms.Plan) (done store.Paused) {
+	level := t.level
+	p.For = p.Length(level)
+	if done.Applied = t.begins(p, of); done.Applied {
+		done.For = max(0, t.now.Until(t.pause.Until))
+		t.level = p.Next(level)
 	}
+	done.Epoch = t.pause.Epoch
 	return done
+}
+
+// begins begins a pause of p.For, and reports whether it did. A rate that decreases without a pause voids the reservations,
+// which are at the old pace.
+func (t *txn) begins(p store.Pause, of *algorithms.Plan) bool {
+	tolerated, decreases := t.teach(p, of)
+	begun := !tolerated && t.pause.Apply(p, t.now)
+	if !begun && decreases {
+		t.voidReserved()
+	}
+	if begun || decreases {
+		t.changed, t.urgent = true, true
+	}
+	return begun
+}
+
+// teach passes the refusal that causes a pause to all ledgers, whose tiers may learn their rate. It reports whether the
+// pause is void, and whether a rate decreases.
+func (t *txn) teach(p store.Pause, of *algorithms.Plan) (tolerated, decreases bool) {
+	if p.Refused == nil {
+		return false, false
+	}
+	cost := t.spread(t.plan.Translate(of, p.Refused.Cost))
+	for i := range t.ledgers {
+		l := &t.ledgers[i].ledger
+		if !l.Plan().Learns() {
+			continue
+		}
+		own, before := p, lastRefused(l, t.now)
+		own.Refused = &store.Refused{At: t.refusedAt(p.Refused.At, before), Cost: t.of(i, cost)}
+		if void := pause.Teach(l, t.now, own, t.level); i == t.own {
+			tolerated = void
+		}
+		decreases = decreases || lastRefused(l, t.now) != before
+		t.changed, t.whole = true, nil
+	}
+	return tolerated, decreases
+}
+
+// refusedAt returns when a refused request was decided, which was admitted for an instant. If that is an instant of the pause
+// that has begun with the last refusal, it was reserved before.
+func (t *txn) refusedAt(at, last int64) int64 {
+	if last > 0 && at >= last && at < min(t.pause.Until, t.now.At) {
+		return last - 1
+	}
+	return at
+}
+
+// lastRefused returns the instant at which a refusal last changed a rate, or zero.
+func lastRefused(l *algorithms.Ledger, now algorithms.Moment) (at int64) {
+	for _, r := range l.LearnedRates(now) {
+		if r != nil {
+			at = max(at, r.At)
+		}
+	}
+	return at
+}
+
+// voidReserved makes all processes reserve anew. While a probe is in flight, no reservations are in use.
+func (t *txn) voidReserved() {
+	if !t.pause.Probing {
+		t.pause.Epoch++
+	}
 }
 
 // pauseAlone pauses this process until the next transaction, which pauses the others.
@@ -346,9 +443,8 @@ func (q *quota) pauseAlone(p store.Pause, began time.Time) {
 	end := began.Add(p.For)
 	apply := func(t *txn) {
 		p := p
-		if p.For = time.Until(end); p.For > 0 && t.pause.Apply(p, t.now) {
-			t.changed, t.urgent = true, true
-		}
+		p.For = time.Until(end)
+		t.begins(p, q.plan)
 	}
 	q.entry.mu.Lock()
 	q.pending = append(q.pending, pending{apply, true})
@@ -398,7 +494,7 @@ func (q *quota) Forecast() store.Forecast {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	seen, offset := q.seen, q.remembers().offset
+	seen, offset := q.foresees(), q.remembers().offset
 	clock := func() algorithms.Moment { return seen.current(q.store.options.Wall(), offset) }
 	return store.Foretell(&seen.ledger, clock, seen.pause.Opens(clock()))
 }
@@ -410,8 +506,44 @@ func (q *quota) Soonest(cost []int64, headroom int64) (wait time.Duration, tier 
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	now := q.seen.current(q.store.options.Wall(), q.remembers().offset)
-	return store.Soonest(&q.seen.ledger, now, q.seen.pause.Opens(now), cost, headroom)
+	seen := q.foresees()
+	now := seen.current(q.store.options.Wall(), q.remembers().offset)
+	return store.Soonest(&seen.ledger, now, seen.pause.Opens(now), cost, headroom)
+}
+
+// foresees returns what forecasts rely on: what the last transaction has found. Other processes may have taught the
+// tiers since. If it ended long ago, the rates are therefore the highest that they may be. The caller holds q.mu.
+func (q *quota) foresees() *seen {
+	if q.knowsRates() {
+		return &q.seen
+	}
+	s := q.seen
+	s.ledger = q.fastest.Convert(s.ledger, s.now)
+	return &s
+}
+
+// knowsRates reports whether the last transaction has found the present rates of the tiers. The caller holds q.mu.
+func (q *quota) knowsRates() bool {
+	return q.fastest == q.plan || time.Since(q.seen.at) <= store.RecheckInterval
+}
+
+// fastest returns a plan with the highest rates that the tiers of a plan may learn: the plan itself if it learns none.
+func fastest(p *algorithms.Plan) *algorithms.Plan {
+	if !p.Learns() {
+		return p
+	}
+	tiers := slices.Clone(p.Given())
+	for i := range tiers {
+		if t := &tiers[i]; t.Learns() {
+			t.Burst = cmp.Or(t.Burst, t.Limit)
+			t.Limit, t.Learn = t.Learn.Most, algorithms.Learn{}
+		}
+	}
+	f, err := algorithms.NewPlan(tiers, p.Guard())
+	if err != nil {
+		return p
+	}
+	return f.AssumeUsedAt(p.Start())
 }
 
 // current returns the present moment by the clock of the transaction.

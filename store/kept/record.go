@@ -15,7 +15,8 @@ func (q *quota) record(p *part, x *transaction, i int) {
 	if q.store.options.Ahead {
 		bounds, _ := q.clock.Update(timing.Reading{Now: p.now.At, Wall: x.view.Wall, Generation: p.birth, Sent: x.view.Sent, Got: x.view.Got})
 		x.bounds = append(x.bounds, bounds)
-	} else {
+	}
+	if !q.store.options.Ahead || q.plan.Learns() {
 		q.see(p)
 	}
 	changes := q.recordState(p, x.sent)
@@ -38,7 +39,7 @@ func (q *quota) record(p *part, x *transaction, i int) {
 func (q *quota) see(p *part) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.seen = seen{ledger: *p.ledger(), pause: p.pause, now: p.now}
+	q.seen = seen{*p.ledger(), p.pause, p.now, time.Now()}
 }
 
 // A change is what watchers receive.

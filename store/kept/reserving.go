@@ -3,6 +3,7 @@ package kept
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -356,6 +357,9 @@ func (q *reserving) tryAcquire(r store.Request, tries int) (store.Decision, erro
 	r.WaitSpec = &spec
 	t := &trip{quotas: []*reserving{q}, requests: []store.Request{r}, alone: true}
 	got, err := t.make(context.Background())
+	if errors.Is(err, errMoved) {
+		return moved, nil
+	}
 	if err != nil {
 		return store.Decision{}, err
 	}
@@ -415,6 +419,9 @@ func reserveBy(newTrip func([]store.Request) *trip, requests []store.Request, do
 				return
 			}
 			got, err := t.make(context.Background())
+			if errors.Is(err, errMoved) {
+				continue
+			}
 			if err != nil {
 				done(nil, err)
 				return
@@ -573,6 +580,14 @@ func (q *reserving) idleLedger() (l algorithms.Ledger, clock func() algorithms.M
 	}
 	if left := q.pausedFor(); left > 0 && !q.remembers().pause.Probing {
 		from = clock().At + left.Microseconds()
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch {
+	case !q.knowsRates():
+		return fresh(q.fastest), clock, from
+	case q.plan.Learns():
+		return q.seen.ledger.Unused(), clock, from
 	}
 	return fresh(q.plan), clock, from
 }

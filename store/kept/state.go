@@ -84,8 +84,17 @@ func (s *state) numbers(flags *int64) []*int64 {
 
 // isPlain reports whether an older release can read all of the state.
 func (s *state) isPlain() bool {
-	return len(s.ledgers) == 1 && len(s.book) == 0 && len(s.owners) == 0 && s.level == 0 && s.birth == 0 && s.grantsFrom <= s.last
+	return len(s.ledgers) == 1 && !s.ledgers[0].isNew() && len(s.book) == 0 && len(s.owners) == 0 && s.level == 0 && s.birth == 0 && s.grantsFrom <= s.last
 }
+
+// isNew reports whether an older release cannot read the plan.
+func (r *record) isNew() bool { return r.ledger.Plan().Learns() || r.ledger.Plan().Follows() }
+
+// knows reports whether the responses have taught a rate or a limit.
+func (r *record) knows() bool { return r.ledger.KnowsRate() || strings.Contains(r.text, between) }
+
+// learnedFor is how long a quota without requests keeps what responses have taught, in µs: 30 days.
+const learnedFor = 30 * 24 * 3_600_000_000
 
 // encode encodes the state, with the ledgers as they are now.
 func (s *state) encode() []byte {
@@ -303,7 +312,8 @@ func parsePlan(text string) (*algorithms.Plan, error) {
 	if p := plans.byText[text]; p != nil {
 		return p, nil
 	}
-	fields := strings.Split(text, " ")
+	plan, _, _, bad := splitText(text)
+	fields := strings.Split(plan, " ")
 	guard, err := strconv.ParseInt(fields[0], 10, 64)
 	tiers := make([]algorithms.Tier, len(fields)-1)
 	for i, spec := range fields[1:] {
@@ -311,7 +321,7 @@ func parsePlan(text string) (*algorithms.Plan, error) {
 			tiers[i], err = algorithms.ParseTier(spec)
 		}
 	}
-	if err != nil {
+	if err = errors.Join(err, bad); err != nil {
 		return nil, err
 	}
 	p, err := algorithms.NewPlan(tiers, time.Duration(guard)*time.Microsecond)
@@ -366,6 +376,13 @@ func IsIdle(value []byte, wall int64) bool {
 		return false
 	}
 	now, _ := s.now(wall, 0)
-	idle := func(r record) bool { return r.ledger.Fresh(now) }
+	idle := func(r record) bool {
+		if s.last+learnedFor <= now.At {
+			r.ledger.Forget()
+		} else if r.knows() {
+			return false
+		}
+		return r.ledger.Fresh(now)
+	}
 	return s.pause.Until <= now.At && !s.pause.Probe && !slices.ContainsFunc(s.ledgers, func(r record) bool { return !idle(r) })
 }

@@ -89,6 +89,9 @@ func (s *Store) Open(key string, plan *algorithms.Plan, report func(store.Call))
 		return nil, fmt.Errorf("%s: key is empty: set the Name of the policy, by which the quota is kept", s.options.Name)
 	}
 	line, version := s.lines.Open(key)
+	if newest, _ := line.Newest(); newest != nil && newest.Base().Equal(plan.Base()) && isNewer(newest.Followed(), plan.Followed()) {
+		plan = newest
+	}
 	q := newQuota(s.entry(Name(key)), plan, line, version, report)
 	if q.ahead != nil {
 		return q.ahead, nil

@@ -3,6 +3,7 @@ package kept
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -52,7 +53,11 @@ func (s *Store) run(ctx context.Context, x *transaction) (err error) {
 			q.renewLater(err)
 		}
 		leave()
-		x.quotas[0].calls.End(began, x.requests, err)
+		if errors.Is(err, errMoved) {
+			x.quotas[0].calls.End(began, 0, nil)
+		} else {
+			x.quotas[0].calls.End(began, x.requests, err)
+		}
 		for _, q := range x.quotas {
 			q.tellCrossed()
 		}
@@ -68,6 +73,10 @@ func (s *Store) run(ctx context.Context, x *transaction) (err error) {
 	}
 	err = s.keeper.Update(ctx, names, func(v View) ([]Write, error) { return x.change(v, index) })
 	x.got = time.Now()
+	if b := (*behind)(nil); errors.As(err, &b) {
+		b.catchUp()
+		return errMoved
+	}
 	for i, q := range x.quotas {
 		q.dropPending(x.appliedTo(i), err != nil)
 	}

@@ -18,6 +18,8 @@ import (
 type txn struct {
 	state
 	plan *algorithms.Plan
+	// base is the text of the plan's base.
+	base string
 	now  algorithms.Moment
 	// own is the index of the plan's ledger.
 	own int
@@ -55,7 +57,7 @@ const (
 
 // begin reads a value of a quota.
 func begin(value []byte, v View, q *quota) (*txn, error) {
-	t, known := &txn{plan: q.plan, size: len(value)}, q.remembers()
+	t, known := &txn{plan: q.plan, base: q.base, size: len(value)}, q.remembers()
 	if value != nil {
 		var err error
 		if t.state, err = parse(value); err == nil {
@@ -70,7 +72,7 @@ func begin(value []byte, v View, q *quota) (*txn, error) {
 	if q.store.options.Ahead {
 		t.findLoss(value != nil, known)
 	}
-	if err := t.choose(q.text, q.replaces); err != nil {
+	if err := t.choose(q); err != nil {
 		return nil, err
 	}
 	t.lease = q.store.options.Lease.Microseconds()
@@ -136,7 +138,12 @@ func (t *txn) findLoss(exists bool, known *known) {
 
 // choose finds the plan's ledger. If there is none, it converts the ledger of the plan that this one replaces, or else
 // the one that shows the most use.
-func (t *txn) choose(text, replaces string) error {
+func (t *txn) choose(q *quota) error {
+	older, err := t.meet(q)
+	if err != nil {
+		return err
+	}
+	text := q.text
 	is := func(r record) bool { return r.text == text }
 	switch t.own = slices.IndexFunc(t.ledgers, is); {
 	case t.own >= 0:
@@ -149,10 +156,12 @@ func (t *txn) choose(text, replaces string) error {
 		t.ledgers = []record{{text: text, plan: t.plan, ledger: fresh(t.plan)}}
 		t.own = 0
 	default:
-		from, kept := t.ledgers, t.ledgers
-		if i := slices.IndexFunc(t.ledgers, func(r record) bool { return r.text == replaces }); i >= 0 {
-			from, kept = t.ledgers[i:i+1], slices.Delete(slices.Clone(t.ledgers), i, i+1)
+		if len(older) > 0 {
+			t.changed, t.urgent = true, true
+		} else if i := slices.IndexFunc(t.ledgers, func(r record) bool { return r.text == q.replaces }); i >= 0 {
+			older = []int{i}
 		}
+		from, kept := t.split(older)
 		t.remap(append(slices.Clip(kept), record{text: text, plan: t.plan, ledger: t.convert(from)}))
 	}
 	t.ledgers[t.own].used = t.now.At
@@ -162,6 +171,21 @@ func (t *txn) choose(text, replaces string) error {
 	}
 	t.indexUnits()
 	return nil
+}
+
+// split returns the ledgers with some indexes, and the others. If there are no indexes, it returns all of them twice.
+func (t *txn) split(some []int) (from, others []record) {
+	if len(some) == 0 {
+		return t.ledgers, t.ledgers
+	}
+	for i, r := range t.ledgers {
+		if slices.Contains(some, i) {
+			from = append(from, r)
+		} else {
+			others = append(others, r)
+		}
+	}
+	return from, others
 }
 
 // recent returns the ledgers that are kept beside that of a text: of the plans that were used last, in their order.
@@ -538,7 +562,10 @@ func (t *txn) expires() int64 {
 	}
 	ends := max(at, t.frontier().At) // of the last lease or booking
 	for i := range t.ledgers {
-		at = max(at, t.fresh(&t.ledgers[i].ledger, ends))
+		r := &t.ledgers[i]
+		if at = max(at, t.fresh(&r.ledger, ends)); r.knows() || len(t.book) > 0 && r.plan.Learns() {
+			at = max(at, t.now.At+learnedFor)
+		}
 	}
 	return min(at, algorithms.Latest)
 }

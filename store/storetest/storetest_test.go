@@ -398,7 +398,7 @@ const child = "THROTTLE_STORETEST_CHILD"
 // that passes.
 func TestFails(t *testing.T) {
 	if os.Getenv(child) != "" {
-		run(t, &faulty{key: func(string) string { return "" }}, "Pause Probe Resume Change Close Concurrent Once")
+		run(t, &faulty{key: func(string) string { return "" }}, "Pause Probe Resume Change Close Concurrent Once Refused Forget Follow")
 		return
 	}
 	cmd := exec.Command(os.Args[0], "-test.run=^TestFails$")

@@ -1,0 +1,146 @@
+-- learnedrate.lua: a bucket whose rate is learned from refusals. Units: µs, and rates in millionths of a unit
+-- per window.
+-- Twin: algorithms/learned.go, which explains the method.
+-- Uses: flight.lua.
+-- Gives: learnedRate.
+
+local MILLION = 1000000
+local RECOVERY = 45000000
+local FEWEST = 100
+local E_FOLD = 10000000
+local FARTHEST = 20000000
+local LOW_PART = 206299
+local REST_PART = 306639
+local REST_AFTER = 60000000
+local ENOUGH_UNITS = 4000
+local LEAST_GAP = 20
+local PRIOR_UNITS = 20
+local MOST_CREDIT = 3000000
+
+local TAT = 1 -- the words
+local BAD = 2
+local SINCE_BAD = 3 -- units
+local SINCE = 4
+local CREDIT = 5
+local LOW_UNITS = 6
+local LOW_REFUSALS = 7
+
+-- extra contains the bounds: least × 2^24 + most.
+local function learnedRate(unit, limit, micros, burst, extra)
+  local w -- the words
+  local least, most = divMod(extra, 2 ^ 24)
+  local window = micros * MILLION
+  limit, least, most = limit * MILLION, least * MILLION, most * MILLION
+  if least == 0 then least = max(1, (divMod(limit, 100))) end
+  local faster = max(1, min((divMod(micros, E_FOLD / MILLION)), (divMod(limit, 8))))
+  local rest = max(REST_AFTER, 4 * micros)
+
+  local function toRecover(bad) return max(FEWEST, (mulDiv(bad, RECOVERY, window))) end
+
+  local function progress(bad, units) return min((mulDiv(units, MILLION, toRecover(bad))), FARTHEST) end
+
+  local function rateAt(bad, units)
+    if bad == 0 then return min(most, limit + min(most, (mulDiv(units, faster, 1)))) end
+    local x = progress(bad, units) - MILLION
+    local far = max(x, -x)
+    local cube = divMod((divMod(x * x, MILLION)) * far, MILLION)
+    local change = mulDiv(bad, 3 * cube, 10 * MILLION)
+    return max(least, min(most, x < 0 and bad - change or bad + change))
+  end
+
+  local function drain(n, rate) return min(ceilMulDiv(n, window, rate), LATEST) end
+
+  local function atRest(now)
+    local bad, units = w[BAD], w[SINCE_BAD]
+    if w[TAT] == 0 or now - w[TAT] < rest then return bad, units end
+    local rate = rateAt(bad, units)
+    if bad == 0 and rate == limit then return bad, units end
+    bad = max(bad, rate)
+    if rate > (divMod(bad, 10)) * 9 then units = mulDiv(toRecover(bad), REST_PART, MILLION) end
+    return bad, units
+  end
+
+  local function present() return rateAt(w[BAD], w[SINCE_BAD]) end
+
+  local function isLow() return w[BAD] > 0 and progress(w[BAD], w[SINCE_BAD]) < LOW_PART end
+
+  local function sendOne(now, n)
+    local bad, units = atRest(now)
+    if bad ~= w[BAD] then w[SINCE] = 0 end
+    w[BAD], w[SINCE_BAD] = bad, units
+    local rate = rateAt(bad, units)
+    local limited = n <= burst and w[TAT] > 0 and now <= w[TAT] - drain(burst - n, rate) + drain(n, rate)
+    w[TAT] = min(max(w[TAT], now) + drain(n, rate), now + LATEST)
+    local credit = mulDiv(n, 2 * w[LOW_REFUSALS], w[LOW_UNITS] + PRIOR_UNITS)
+    if credit > 0 then w[CREDIT] = min(MOST_CREDIT, w[LOW_REFUSALS], w[CREDIT] + credit) end
+    if isLow() then
+      w[LOW_UNITS] = w[LOW_UNITS] + n
+      if w[LOW_UNITS] > ENOUGH_UNITS then
+        w[LOW_UNITS], w[LOW_REFUSALS] = divMod(w[LOW_UNITS], 2), (divMod(w[LOW_REFUSALS], 2))
+      end
+    end
+    if limited and progress(max(bad, 1), units) < FARTHEST then w[SINCE_BAD] = units + n end
+  end
+
+  local function used(now)
+    if w[TAT] <= now then return 0 end
+    return min(burst, ceilMulDiv(w[TAT] - now, present(), window))
+  end
+
+  return {
+    learns = true,
+
+    load = function(words, at) w = {parse('>I7I7I7I7I7I7I7', words, at)} end,
+
+    earliest = function(now, n)
+      if n > burst then return NEVER end
+      return max(now, w[TAT] - drain(burst - n, rateAt(atRest(now))))
+    end,
+
+    -- Counts requests of n units as they are admitted. The rate may change with each.
+    send = function(now, n, count)
+      for _ = 1, count do sendOne(now, n) end
+    end,
+
+    refuse = function(now, admitted)
+      if w[SINCE] > 0 and admitted <= w[SINCE] then return false end
+      if isLow() and w[SINCE_BAD] >= LEAST_GAP then w[LOW_REFUSALS] = w[LOW_REFUSALS] + MILLION end
+      if w[CREDIT] >= MILLION then
+        w[CREDIT] = w[CREDIT] - MILLION
+        return true
+      end
+      local rate = present()
+      w[BAD], w[SINCE_BAD], w[SINCE], w[CREDIT] = rate, 0, now, min(MOST_CREDIT, w[LOW_REFUSALS])
+      local ahead = w[TAT] - now
+      if ahead > 0 then w[TAT] = now + ceilMulDiv(ahead, rate, (rateAt(rate, 0))) end
+      return false
+    end,
+
+    hasLearned = function() return w[BAD] > 0 or w[SINCE_BAD] > 0 end,
+
+    unlearn = function() w = {w[TAT], 0, 0, 0, 0, 0, 0} end,
+
+    -- The present rate as a limit and a window.
+    rate = function() return rateAt(atRest(frontier)), window end,
+
+    land = function() end, -- the units count since they were admitted
+
+    landAll = function() end,
+
+    used = used,
+
+    forget = function(now, keep)
+      if used(now) > keep then w[TAT] = now + drain(keep, present()) end
+    end,
+
+    refund = function(now, from, n)
+      w[TAT] = w[TAT] - max(0, min(drain(n, present()) - max(0, now - from), w[TAT] - now))
+    end,
+
+    fresh = function(now) return max(now, w[TAT]) end,
+
+    expires = function() return w[TAT] end,
+
+    words = function() return pack('>I7I7I7I7I7I7I7', spread(w, 1, 7)) end,
+  }
+end

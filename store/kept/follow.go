@@ -1,0 +1,138 @@
+package kept
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
+)
+
+// Processes whose plans have the same base share what they take over from responses. The text of such a plan
+// contains the base and what was taken over. Of two plans of one base, the newer one replaces the other: a
+// transaction of a process whose plan is older changes the plan instead of deciding.
+
+// between stands between a plan, its base and what it has taken over, in a text. No tier contains it.
+const between = " | "
+
+// textsOf returns the text of a plan as a store keeps it, and the text of its base.
+func textsOf(given *algorithms.Plan, mostStamps int64) (text, base string) {
+	text = planText(given.WithShortLogs(mostStamps))
+	if given.Base() == given {
+		return text, text
+	}
+	base = planText(given.Base().WithShortLogs(mostStamps))
+	f := given.Followed()
+	taken := strconv.FormatInt(f.At, 10)
+	for _, limit := range f.Limits {
+		taken += " " + strconv.FormatInt(limit, 10)
+	}
+	return text + between + base + between + taken, base
+}
+
+// splitText returns the parts of a text.
+func splitText(text string) (plan, base string, f algorithms.Followed, err error) {
+	plan, rest, follows := strings.Cut(text, between)
+	if !follows {
+		return plan, plan, f, nil
+	}
+	base, taken, _ := strings.Cut(rest, between)
+	for i, field := range strings.Fields(taken) {
+		n, bad := strconv.ParseInt(field, 10, 64)
+		if err = errors.Join(err, bad); i == 0 {
+			f.At = n
+		} else {
+			f.Limits = append(f.Limits, n)
+		}
+	}
+	if f.At < 1 {
+		err = errors.Join(err, fmt.Errorf("%q contains no instant", taken))
+	}
+	return plan, base, f, err
+}
+
+// isNewer reports whether a plan that has taken over f is newer than one of the same base that has taken over g. Responses
+// to requests of one instant may differ: then the one that has taken over more is newer, and else lower limits are.
+func isNewer(f, g algorithms.Followed) bool {
+	count := func(limits []int64) (n int) {
+		for _, limit := range limits {
+			if limit > 0 {
+				n++
+			}
+		}
+		return n
+	}
+	return cmp.Or(cmp.Compare(f.At, g.At), cmp.Compare(count(f.Limits), count(g.Limits)), slices.Compare(g.Limits, f.Limits)) > 0
+}
+
+// errMoved is the error of a transaction that has not decided, because the quota has a successor now.
+var errMoved = errors.New("the quota has a successor")
+
+// Behind is the error of a transaction of a quota whose plan is older than another one of its base.
+type behind struct {
+	quota *quota
+	// newer is what that plan has taken over.
+	newer algorithms.Followed
+}
+
+func (*behind) Error() string { return errMoved.Error() }
+
+// meet compares the plan of a quota with those of the same base that the state has. It returns the indexes of those that
+// are older, or the error behind.
+func (t *txn) meet(q *quota) (older []int, err error) {
+	if !q.given.Follows() {
+		return nil, nil
+	}
+	own, newest := q.given.Followed(), q.given.Followed()
+	for i := range t.ledgers {
+		_, base, f, err := splitText(t.ledgers[i].text)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("%w: %w", ErrUnsound, err)
+		case base != q.base:
+		case isNewer(f, newest):
+			newest = f
+		case isNewer(own, f):
+			older = append(older, i)
+		}
+	}
+	if isNewer(newest, own) {
+		return nil, &behind{q, newest}
+	}
+	return older, nil
+}
+
+// catchUp replaces the plan by the newer one.
+func (b *behind) catchUp() {
+	q := b.quota
+	if q.line.Replace(q.version, q.given.Following(b.newer)) {
+		q.notify(store.Replanned, 0)
+	}
+}
+
+// follow replaces the plan by a newer one of the same base, for this process at once. The next transaction
+// tells the others. It reports whether the plan has the same base.
+func (q *quota) follow(plan *algorithms.Plan) bool {
+	for {
+		q = q.newest()
+		if !plan.Follows() || !q.given.Base().Equal(plan.Base()) {
+			return false
+		}
+		if !isNewer(plan.Followed(), q.given.Followed()) {
+			return true
+		}
+		if q.line.Replace(q.version, plan) {
+			break
+		}
+	}
+	q.notify(store.Replanned, 0)
+	q.entry.mu.Lock()
+	q.pending = append(q.pending, pending{func(t *txn) { t.changed = true }, true})
+	q.entry.mu.Unlock()
+	q.reportAfter(0)
+	return true
+}
