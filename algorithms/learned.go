@@ -267,8 +267,8 @@ func (r *learned) isLow(w []int64) bool {
 }
 
 // refuse decreases the rate after the refusal of a request that was admitted at an instant. It
-// reports whether callers need no pause: the rate has not caused the refusal, or its decrease is enough. In a
-// fleet, requests are admitted ahead, up to the instant of the decrease.
+// reports whether callers need no pause: the rate has not caused the refusal, or its decrease is enough. In a fleet,
+// requests are admitted ahead, up to the instant of the decrease.
 func (r *learned) refuse(s *state, now Moment, admitted int64) (done bool) {
 	w := r.state(s)
 	since := w[sinceWord]
@@ -293,9 +293,9 @@ func (r *learned) refuse(s *state, now Moment, admitted int64) (done bool) {
 	w[badWord], w[unitsWord], w[sinceWord] = bad, 0, now.At
 	refusals, _ := r.noise(w)
 	w[creditWord] = min(mostCredit, refusals)
-	if ahead := w[tatWord] - now.At; ahead > 0 { // the same units take longer now
-		w[tatWord] = now.At + min(ceilMulDiv(ahead, rate, r.rate(bad, 0)), Latest)
-	}
+	// The units that were sent take longer now, and a burst would be refused again.
+	used := max(ceilMulDiv(max(0, w[tatWord]-now.At), rate, r.rate(bad, 0)), r.drain(r.burst, r.rate(bad, 0)))
+	w[tatWord] = now.At + min(used, Latest)
 	return !soon
 }
 
