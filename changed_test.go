@@ -142,7 +142,7 @@ func TestDecreaseOfLearnedRateIsShown(t *testing.T) {
 			send(t, tr)
 		}
 		c, known := changed[0], status()
-		if c.Policy != "api" || c.Tier != "10/s;algo=gcra;burst=1;learn=1000" || c.Cause != throttle.ChangedByRefusal || c.From < 15 || c.From > 30 || math.Abs(c.To-0.7*c.From) > 1e-5 {
+		if c.Policy != "api" || c.Tier != "10/s;algo=gcra;burst=1;learn=1000" || c.Cause != throttle.ChangedByRefusal || c.From < 15 || c.From > 30 || math.Abs(c.To-0.8*c.From) > 1e-5 {
 			t.Errorf("changed %+v", c)
 		}
 		if known.Learned.Refused != c.From || known.Learned.Rate != c.To {

@@ -412,8 +412,8 @@ func TestFollowKeepsASmallBurst(t *testing.T) {
 		time.Sleep(time.Minute)
 		api.set(8) // below the lowest
 		sendAll(t, tr, 1)
-		if got := status(t, l).Tiers[0].Tier; got.Limit != 500 || got.Burst != 10 {
-			t.Errorf("the tier is %v", got)
+		if got := status(t, l).Tiers[0]; got.Followed != 500 || got.Limit != 10 {
+			t.Errorf("%d an hour and %d at once, want 500 and 10", got.Followed, got.Limit)
 		}
 	})
 }

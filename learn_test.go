@@ -27,7 +27,7 @@ func learns(limit, burst int64) throttle.Tier {
 }
 
 // A refusal leaves this part of the rate.
-const left = 0.7
+const left = 0.96 * 0.8
 
 // learnedOf returns what the n-th tier has learned.
 func learnedOf(t *testing.T, l *throttle.Limiter, n int) store.Learned {
@@ -82,13 +82,13 @@ func TestRefusalsOfOneMomentAreOneEvent(t *testing.T) {
 			start := learnedOf(t, l, 0).Rate
 			tr := &throttle.Transport{Limiter: l, Base: answersWith(status)}
 			sends(t, tr, 20)
-			if got := learnedOf(t, l, 0); start != 100 || !isRate(got.Rate, 100*left) || !isRate(got.Refused, 100) {
+			if got := learnedOf(t, l, 0); start != 100 || !isRate(got.Rate, 100*left) || got.Refused < 95 || got.Refused > 101 {
 				t.Errorf("the rate was %v and is %+v, want %v of 100", start, got, 100*left)
 			}
 			time.Sleep(10 * sec)
-			sends(t, tr, 20) // a probe, and the others after it
-			if got := learnedOf(t, l, 0); got.Rate < 100*left*left {
-				t.Errorf("after refused probes: %+v", got)
+			sends(t, tr, 20) // at once, or after a pause one probe after the other
+			if got := learnedOf(t, l, 0); got.Rate < 100*left/2 {
+				t.Errorf("after one more event: %+v", got)
 			}
 		})
 	}

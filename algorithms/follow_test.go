@@ -52,7 +52,9 @@ func TestFollowing(t *testing.T) {
 func TestReplaces(t *testing.T) {
 	tier := algorithms.PerHour(5000)
 	tier.Follow.Most = 15000
-	base, other := newPlan(t, time.Second, tier), newPlan(t, time.Second, tier)
+	base := newPlan(t, time.Second, tier)
+	tier.Limit = 7000
+	other := newPlan(t, time.Second, tier)
 	named := func(p *algorithms.Plan, at int64) *algorithms.Plan {
 		return p.Following(algorithms.Followed{At: at, Limits: []int64{6000 + at}})
 	}

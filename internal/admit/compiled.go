@@ -209,7 +209,7 @@ func (c *Policy) mergePaces(deciding []store.TierStatus) (tiers []store.TierStat
 			of.RetryAfter = max(of.RetryAfter, s.RetryAfter)
 			continue
 		}
-		if s.Limit != declared[i].Capacity() {
+		if own := declared[i]; s.Limit != own.Capacity() || s.Tier.Limit != own.Limit {
 			s.Followed = s.Tier.Limit
 		}
 		kept := s.Tier.Algorithm
