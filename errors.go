@@ -86,7 +86,8 @@ type WaitError struct {
 	// Cause is why the store is unavailable, for ErrUnavailable.
 	Cause error
 
-	cost string // for ErrExceedsCapacity, such as "101 requests"
+	cost  string // for ErrExceedsCapacity, such as "101 requests"
+	named int64  // the capacity that responses name, if the policy has another one
 }
 
 // Error returns a text such as
@@ -98,7 +99,11 @@ func (e *WaitError) Error() string {
 		prefix += fmt.Sprintf("policy %q: ", e.Policy)
 	}
 	if e.cost != "" {
-		return prefix + "cost of " + e.cost + " exceeds the capacity of tier " + e.Tier
+		text := prefix + "cost of " + e.cost + " exceeds the capacity of tier " + e.Tier
+		if e.named > 0 {
+			text += fmt.Sprintf(", of which responses name %d", e.named)
+		}
+		return text
 	}
 	if e.Err == ErrDeadline && e.Bound != "" {
 		reason = strings.Replace(reason, "the deadline", strings.Replace(string(e.Bound), string(BoundContext), "the context's deadline", 1), 1)
@@ -174,6 +179,9 @@ func waitError(err error) error {
 	}
 	if r.Unit != "" {
 		e.cost = fmt.Sprint(r.Cost, " ", r.Unit)
+		if of := r.Policy.Plan; of.Tiers()[r.Tier].Capacity() != of.Base().Tiers()[r.Tier].Capacity() {
+			e.named = of.Tiers()[r.Tier].Capacity()
+		}
 	}
 	return e
 }

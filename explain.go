@@ -207,6 +207,9 @@ func (e *Explanation) outcome() string {
 func (q *QuotaState) sentences(now time.Time) (all []string) {
 	for _, t := range q.Tiers {
 		all = append(all, tierSentence(t, now))
+		if origin := t.Origin(); origin != "" {
+			all = append(all, origin)
+		}
 	}
 	if q.Paused > 0 {
 		all = append(all, q.pauseSentence())

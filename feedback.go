@@ -16,7 +16,7 @@ func (a *admission) observe(answer *answers.Answer, status int, after *admit.Cal
 		return
 	}
 	refused := answer.Kind == answers.Limited || answer.Kind == answers.Banned
-	a.EachCharge(func(c *admit.Charge) { a.observeScope(c, answer.Readings, refused) })
+	a.EachCharge(func(c *admit.Charge) { a.observeScope(c, answer.Readings, refused, after) })
 	for _, r := range answer.Readings {
 		if rev, _ := a.tierFor(r); rev == nil {
 			a.pauseUntilReset(r, status, after)
@@ -25,10 +25,10 @@ func (a *admission) observe(answer *answers.Answer, status int, after *admit.Cal
 }
 
 // observeScope passes the readings of a scope's tiers to its quota.
-func (a *admission) observeScope(c *admit.Charge, readings []answers.Reading, refused bool) {
+func (a *admission) observeScope(c *admit.Charge, readings []answers.Reading, refused bool, after *admit.Callbacks) {
 	rev := c.Revision
 	if rev.Plan.Follows() {
-		a.follow(c, readings)
+		a.follow(c, readings, after)
 	}
 	tiers := c.Tiers()
 	var seen []store.Observation
@@ -54,14 +54,14 @@ func (a *admission) observeScope(c *admit.Charge, readings []answers.Reading, re
 }
 
 // follow passes the limits that the readings name to the tiers of a scope.
-func (a *admission) follow(c *admit.Charge, readings []answers.Reading) {
+func (a *admission) follow(c *admit.Charge, readings []answers.Reading, after *admit.Callbacks) {
 	var limits []int64
 	for _, r := range readings {
 		if of, tier := a.tierFor(r); of == c.Revision {
 			limits = c.Name(limits, tier, r.Limit)
 		}
 	}
-	c.Follow(context.Background(), limits)
+	c.Follow(context.Background(), limits, after)
 }
 
 // pauseUntilReset pauses the quota until a reading's reset, if the reading is of no tier of the

@@ -50,6 +50,11 @@ type Observer struct {
 	// process. A pause that changes nothing, because a longer one holds, calls nothing.
 	Paused func(PausedInfo)
 
+	// Changed is called when a response to a request of this process has changed the rate of a tier with
+	// Follow or Learn, except for the growth of a learned rate. See ChangedInfo. It needs Answered, too,
+	// for a learned rate.
+	Changed func(ChangedInfo)
+
 	// Called is called after each call of a shared store, such as a run of a script in Redis, for the
 	// quota of the policy itself, not that of the innermost scope only. It is also called for a call
 	// that was not made because the store is away. It is called in a goroutine of its own, so no
@@ -201,6 +206,23 @@ const (
 	PausedElsewhere  PauseCause = "elsewhere" // another process or another Limiter of the quota
 )
 
+// A ChangedInfo describes a change of a tier's rate.
+type ChangedInfo struct {
+	Policy   string      // the name of the policy that has the tier
+	Tier     string      // as ParsePolicy reads it, which stays the same
+	From, To float64     // units per Window
+	Cause    ChangeCause // ChangedByLimit or ChangedByRefusal
+}
+
+// A ChangeCause is why the rate of a tier has changed.
+type ChangeCause string
+
+// The causes of changes.
+const (
+	ChangedByLimit   ChangeCause = "limit"   // a response has named another limit
+	ChangedByRefusal ChangeCause = "refusal" // the provider has refused a request
+)
+
 // A CalledInfo describes a call of a shared store.
 type CalledInfo struct {
 	Policy string // the name of the policy whose quota made the call
@@ -255,6 +277,7 @@ func JoinObservers(all ...*Observer) *Observer {
 				Answered: both2(joined.Answered, o.Answered),
 				Settled:  both(joined.Settled, o.Settled),
 				Paused:   both(joined.Paused, o.Paused),
+				Changed:  both(joined.Changed, o.Changed),
 				Called:   both(joined.Called, o.Called),
 			}
 		}
@@ -321,6 +344,12 @@ func (e *events) Settled(unit string, estimated, actual int64) (report func()) {
 func (e *events) Paused(length time.Duration, closed bool, cause string) {
 	if o := e.observer; o != nil && o.Paused != nil {
 		o.Paused(PausedInfo{Policy: e.policy, For: length, Closed: closed, Cause: PauseCause(cause)})
+	}
+}
+
+func (e *events) Changed(c admit.Change) {
+	if o := e.observer; o != nil && o.Changed != nil {
+		o.Changed(ChangedInfo{Policy: e.policy, Tier: c.Tier, From: c.From, To: c.To, Cause: ChangeCause(c.Cause)})
 	}
 }
 

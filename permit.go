@@ -149,7 +149,7 @@ func (p *Permit) Refused(ctx context.Context, wait time.Duration) error {
 	answer := &answers.Answer{Refusal: answers.Refusal{Kind: answers.Limited, Delay: max(0, wait), Known: wait > 0}}
 	var after admit.Callbacks
 	err := p.a.pauseAfterRefusal(ctx, answer.Refusal, 0, &after)
-	report := reportRefusal(ctx, &p.a, nil, answer)
+	report := reportRefusal(ctx, &p.a, nil, answer, &after)
 	p.a.Arrived()
 	p.a.reportAnswer(ctx, 0, answer, report, after)
 	return err

@@ -94,7 +94,7 @@ func (c TierCount) String() string { return fmt.Sprintf("%s: %d of %d used", c.T
 
 // reportRefusal returns the report on a refusal with a header, or nil if nobody receives one. It is
 // called before the quotas receive the readings of the answer.
-func reportRefusal(ctx context.Context, a *admission, header http.Header, answer *answers.Answer) *RefusalReport {
+func reportRefusal(ctx context.Context, a *admission, header http.Header, answer *answers.Answer, after *admit.Callbacks) *RefusalReport {
 	if a.listener == nil || answer == nil || answer.Kind != answers.Limited && answer.Kind != answers.Banned {
 		return nil
 	}
@@ -103,7 +103,7 @@ func reportRefusal(ctx context.Context, a *admission, header http.Header, answer
 	a.EachRevision(func(*admit.Revision) { statuses = append(statuses, Status{}) })
 	i := 0
 	a.EachCharge(func(c *admit.Charge) {
-		statuses[i] = c.StatusOfReport(ctx)
+		statuses[i] = c.StatusOfReport(ctx, after)
 		i++
 	})
 	took := a.Took(statuses[0])

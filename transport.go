@@ -334,7 +334,7 @@ func (a *attempt) respond(ctx context.Context, req *http.Request, resp *http.Res
 	}()
 	var after admit.Callbacks
 	answer := a.handleResponse(req, resp, &after)
-	report := reportRefusal(req.Context(), &a.admission, resp.Header, answer)
+	report := reportRefusal(req.Context(), &a.admission, resp.Header, answer, &after)
 	reading = false
 	a.Arrived()
 	a.observe(answer, resp.StatusCode, &after)

@@ -34,6 +34,31 @@ func FormatDuration(d time.Duration, short bool) string {
 	return d.String()
 }
 
+// FormatRate formats a number of units per Window with three digits, such as "12.4/s". Larger whole
+// numbers keep all of theirs.
+func (t Tier) FormatRate(units float64) string {
+	digits := 0
+	for least := 100.0; units > 0 && units < least && digits < 6; least /= 10 {
+		digits++
+	}
+	text := strconv.FormatFloat(units, 'f', digits, 64)
+	if digits > 0 {
+		text = strings.TrimRight(strings.TrimRight(text, "0"), ".")
+	}
+	return text + t.per()
+}
+
+// per returns the window or the period of the tier behind a slash. It is empty for Concurrency.
+func (t Tier) per() string {
+	switch {
+	case t.Window == 0 && t.Algorithm == Calendar:
+		return "/" + t.Period.String()
+	case t.Window != 0 || t.Algorithm != Concurrency:
+		return "/" + FormatDuration(t.Window, true)
+	}
+	return ""
+}
+
 // ParseDuration parses one unit of time, such as "s", "sec", "min", "hour" or "d", whole days
 // such as "30d", and whatever time.ParseDuration accepts.
 func ParseDuration(s string) (time.Duration, error) {
@@ -58,12 +83,7 @@ func ParseDuration(s string) (time.Duration, error) {
 func (t Tier) String() string {
 	var b strings.Builder
 	b.WriteString(strconv.FormatInt(t.Limit, 10))
-	switch {
-	case t.Window == 0 && t.Algorithm == Calendar:
-		b.WriteString("/" + t.Period.String())
-	case t.Window != 0 || t.Algorithm != Concurrency:
-		b.WriteString("/" + FormatDuration(t.Window, true))
-	}
+	b.WriteString(t.per())
 	option := func(name, value string) { b.WriteString(";" + name + "=" + value) }
 	if t.Unit != "" {
 		option("unit", t.Unit)

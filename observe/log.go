@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
 )
 
 // LogOptions are settings of Log.
@@ -17,10 +18,10 @@ type LogOptions struct {
 	Wait time.Duration
 }
 
-// Log returns an Observer that writes refusals, pauses and failed calls of a shared store at
+// Log returns an Observer that writes refusals, pauses, rates that responses have changed, and failed calls of a shared store at
 // level Warn, and long waits at level Info.
-// It writes at most one line a second for each policy or Pool and level, and one for the provider's refusals,
-// with what a throttle.RefusalReport contains. A line after some that were left out
+// It writes at most one line a second for each policy or Pool and level, one for the provider's refusals,
+// with what a throttle.RefusalReport contains, and one for changes of each tier. A line after some that were left out
 // reports their number as "suppressed". A false Allow is not logged, and neither is a context that ends,
 // unless the request has waited for long. Policies beyond 200 share the name "other". If logger is nil,
 // it is slog.Default().
@@ -31,7 +32,9 @@ func Log(logger *slog.Logger, opts LogOptions) *throttle.Observer {
 		logger = slog.Default()
 	}
 	l := &lines{logger: logger, wait: cmp.Or(opts.Wait, time.Second), last: make(map[string]*[3]line)}
-	return &throttle.Observer{Admitted: l.admitted, Refused: l.refused, Paused: l.paused, Answered: l.answered, Called: l.called}
+	return &throttle.Observer{
+		Admitted: l.admitted, Refused: l.refused, Paused: l.paused, Changed: l.changed, Answered: l.answered, Called: l.called,
+	}
 }
 
 // lines writes lines to a logger.
@@ -40,7 +43,7 @@ type lines struct {
 	wait   time.Duration
 
 	mu   sync.Mutex          // guards all below
-	last map[string]*[3]line // by policy: the waits, the refusals and pauses, and the provider's refusals
+	last map[string]*[3]line // by policy: the waits, the refusals and pauses, and the provider's refusals; changes by tier, too
 }
 
 // A line is the last line of a policy and level.
@@ -114,6 +117,22 @@ func (l *lines) paused(i throttle.PausedInfo) {
 		l.write(ctx, slog.LevelWarn, message, suppressed, []slog.Attr{
 			slog.String("policy", policy), slog.String("cause", causeNames[causeOf(i.Cause)]), slog.Duration("for", i.For)})
 	}
+}
+
+func (l *lines) changed(i throttle.ChangedInfo) {
+	ctx := context.Background()
+	key := i.Policy + "\x00" + i.Tier
+	policy, suppressed, ok := l.turn(ctx, key, slog.LevelWarn, 0)
+	switch {
+	case !ok:
+		return
+	case policy == key:
+		policy = i.Policy
+	}
+	tier, _ := algorithms.ParseTier(i.Tier) // it is one
+	l.write(ctx, slog.LevelWarn, "throttle: rate changed", suppressed, []slog.Attr{
+		slog.String("policy", policy), slog.String("tier", i.Tier), slog.String("from", tier.FormatRate(i.From)),
+		slog.String("to", tier.FormatRate(i.To)), slog.String("cause", string(i.Cause))})
 }
 
 // answered logs what is known about a refusal by the provider.

@@ -115,6 +115,12 @@ func TestLogEvents(t *testing.T) {
 		{"closed", func(o *throttle.Observer) {
 			o.Paused(throttle.PausedInfo{Policy: "api", For: store.Forever, Closed: true, Cause: "response"})
 		}, `level=WARN msg="throttle: quota closed" policy=api cause=response for=2562047h47m16.854775807s`},
+		{"a named limit", func(o *throttle.Observer) {
+			o.Changed(throttle.ChangedInfo{Policy: "api", Tier: "5000/h;follow=15000", From: 5000, To: 15000, Cause: throttle.ChangedByLimit})
+		}, `level=WARN msg="throttle: rate changed" policy=api tier="5000/h;follow=15000" from=5000/h to=15000/h cause=limit`},
+		{"a learned rate", func(o *throttle.Observer) {
+			o.Changed(throttle.ChangedInfo{Policy: "api", Tier: "5/s;algo=gcra;learn=1000", From: 12.4001, To: 8.68007, Cause: throttle.ChangedByRefusal})
+		}, `level=WARN msg="throttle: rate changed" policy=api tier="5/s;algo=gcra;learn=1000" from=12.4/s to=8.68/s cause=refusal`},
 		{"call", func(o *throttle.Observer) { o.Called(throttle.CalledInfo{Policy: "api", Duration: time.Minute}) }, ""},
 		{"failed call", func(o *throttle.Observer) {
 			o.Called(throttle.CalledInfo{Policy: "api", Duration: time.Second, Err: fmt.Errorf("%w: %w: %w", throttle.ErrUnavailable, context.DeadlineExceeded, secret)})

@@ -170,21 +170,7 @@ func (e *exposition) states(snap Snapshot) {
 			all = append(all, watchedState{p.Name, m.Name, m.LimiterSnapshot})
 		}
 	}
-	for _, m := range []struct {
-		name, help string
-		value      func(TierSnapshot) float64
-	}{
-		{"throttle_tier_usage", "Units charged, including those in flight.", func(t TierSnapshot) float64 { return float64(t.Used) }},
-		{"throttle_tier_limit", "The capacity of the tier, in units.", func(t TierSnapshot) float64 { return float64(t.Limit) }},
-		{"throttle_tier_utilization_ratio", "Usage divided by the limit.", func(t TierSnapshot) float64 { return float64(t.Used) / float64(max(1, t.Limit)) }},
-	} {
-		e.family(m.name, "gauge", m.help)
-		for _, l := range all {
-			for _, t := range l.Tiers {
-				e.sample(m.name, m.value(t), of(l.member, "policy", l.policy, "tier", t.Tier, "unit", t.Unit, "tier_policy", t.Policy)...)
-			}
-		}
-	}
+	e.tiers(all)
 	for _, m := range []struct {
 		name, help string
 		value      func(watchedState) float64
@@ -202,6 +188,30 @@ func (e *exposition) states(snap Snapshot) {
 	e.family("throttle_status_failed", "gauge", "1 if the state of the limiter was not known in time.")
 	for _, l := range all {
 		e.sample("throttle_status_failed", oneIf(l.Failed), of(l.member, "policy", l.policy)...)
+	}
+}
+
+// tiers writes the state of tiers.
+func (e *exposition) tiers(all []watchedState) {
+	for _, m := range []struct {
+		name, help string
+		value      func(TierSnapshot) float64
+		learned    bool // of tiers with Learn only
+	}{
+		{"throttle_tier_usage", "Units charged, including those in flight.", func(t TierSnapshot) float64 { return float64(t.Used) }, false},
+		{"throttle_tier_limit", "The capacity of the tier in force, in units.", func(t TierSnapshot) float64 { return float64(t.Limit) }, false},
+		{"throttle_tier_utilization_ratio", "Usage divided by the limit.", func(t TierSnapshot) float64 { return float64(t.Used) / float64(max(1, t.Limit)) }, false},
+		{"throttle_tier_learned_rate", "The rate that the tier has learned, in units a second.", func(t TierSnapshot) float64 { return t.Learned.PerSecond }, true},
+		{"throttle_tier_noise_ratio", "The part of the requests that is refused at any rate, as the tier has learned it.", func(t TierSnapshot) float64 { return t.Learned.Noise }, true},
+	} {
+		e.family(m.name, "gauge", m.help)
+		for _, l := range all {
+			for _, t := range l.Tiers {
+				if !m.learned || t.Learned != nil {
+					e.sample(m.name, m.value(t), of(l.member, "policy", l.policy, "tier", t.Tier, "unit", t.Unit, "tier_policy", t.Policy)...)
+				}
+			}
+		}
 	}
 }
 

@@ -27,6 +27,12 @@ func TestMetrics(t *testing.T) {
 		if err := stats.Watch("api", l); err != nil {
 			t.Fatal(err)
 		}
+		learning := limiter(t, throttle.Policy{Name: "learning", Tiers: []throttle.Tier{
+			{Limit: 120, Window: time.Minute, Algorithm: throttle.GCRA, Learn: throttle.Learn{Most: 6000}},
+		}, Observer: o})
+		if err := stats.Watch("learning", learning); err != nil {
+			t.Fatal(err)
+		}
 		stuck, err := throttle.New(throttle.Policy{Name: "stuck", Tiers: []throttle.Tier{throttle.PerSecond(1)}}, stuckStore{})
 		if err != nil {
 			t.Fatal(err)

@@ -194,6 +194,36 @@ type TierSnapshot struct {
 	// PeriodStart and PeriodEnd bound the present period of a Calendar tier. They are nil for others.
 	PeriodStart *time.Time `json:"period_start,omitempty"`
 	PeriodEnd   *time.Time `json:"period_end,omitempty"`
+
+	// Followed is the limit, in units per window, that the tier has taken over from responses. If zero,
+	// it is that of the Tier.
+	Followed int64 `json:"followed,omitempty"`
+
+	// Learned is what a tier with Learn knows of its rate. It is nil for others.
+	Learned *LearnedSnapshot `json:"learned,omitempty"`
+
+	// Origin says where the rate in force comes from, in words, if the policy does not declare it.
+	Origin string `json:"origin,omitempty"`
+}
+
+// A LearnedSnapshot is what a tier knows of its rate. Rates are in units per window of the tier.
+type LearnedSnapshot struct {
+	Rate float64 `json:"rate"`
+
+	// PerSecond is the Rate in units a second.
+	PerSecond float64 `json:"per_second"`
+
+	// Refused is the rate at which the provider last refused a request, so that the rate decreased, and
+	// RefusedAt is when, in whole seconds. If zero, that has not happened since the tier started, or the
+	// rate has been higher since.
+	Refused   float64    `json:"refused_rate,omitempty"`
+	RefusedAt *time.Time `json:"refused_at,omitempty"`
+
+	// Next is the rate in a minute if callers use all of it and nothing is refused.
+	Next float64 `json:"next_rate"`
+
+	// Noise is the part of the requests that is refused at any rate, from 0 to 1, as far as it is known.
+	Noise float64 `json:"noise"`
 }
 
 // Snapshot returns what Stats contains now. It reads the Status of the watched limiters, for at most
@@ -438,10 +468,25 @@ func limiterSnapshot(name string, status throttle.Status, err error) LimiterSnap
 			start, end := period(t.Tier)
 			snap.Tiers = append(snap.Tiers, TierSnapshot{
 				name.policy, name.tier, unit, t.Limit, t.Used, t.Remaining, retryAfter, t.Tier.Budget, start, end,
+				t.Followed, learnedSnapshot(t), t.Origin(),
 			})
 		}
 	}
 	return snap
+}
+
+// learnedSnapshot returns what a tier has learned, or nil if it does not learn.
+func learnedSnapshot(t throttle.TierStatus) *LearnedSnapshot {
+	l := t.Learned
+	if l == nil {
+		return nil
+	}
+	s := &LearnedSnapshot{Rate: l.Rate, PerSecond: l.Rate / t.Tier.Window.Seconds(), Refused: l.Refused, Next: l.Next, Noise: l.Noise}
+	if l.Refused > 0 {
+		at := time.Now().Add(-l.Ago).Truncate(time.Second).UTC()
+		s.RefusedAt = &at
+	}
+	return s
 }
 
 // failureOf returns why the Status of a limiter is not known, or nothing if err is nil.

@@ -30,6 +30,8 @@
 // [Watch] reads the state of limiters at each collection:
 //
 //   - throttle.tier.usage, throttle.tier.limit and throttle.tier.utilization, by policy, tier and unit
+//   - throttle.tier.learned_rate, in units a second, and throttle.tier.noise, which part of the requests is
+//     refused at any rate, by policy, tier and unit: of tiers that learn their rate
 //   - throttle.closed and throttle.guard.time, by policy
 //
 // The attributes are throttle.policy, throttle.member, throttle.class, throttle.result, throttle.tier,

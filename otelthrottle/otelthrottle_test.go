@@ -195,7 +195,7 @@ func TestScenario(t *testing.T) {
 		account := newLimiter(t, throttle.Policy{Name: "account", Tiers: []throttle.Tier{throttle.PerMinute(30)}})
 		mail := m.limiter(t, "mail", "2/s + 100/min;unit=tokens;estimated=true | guard=100ms;max_wait=3s;max_queue=3;max_pause=1m").Within(account)
 		open := m.limiter(t, "open", "1;algo=concurrency + 2/h;unit=usd")
-		m.watch(t, mail, open)
+		m.watch(t, mail, open, m.limiter(t, "found", "120/m;algo=gcra;learn=6000"))
 
 		ctx := t.Context()
 		acquire := func(cost throttle.Cost) *throttle.Permit {
@@ -610,6 +610,29 @@ func TestOther(t *testing.T) {
 				t.Errorf("%d tiers are watched", got)
 			}
 		})
+	})
+}
+
+// TestWatchLearns checks that a learned rate is reported in units a second, and of tiers that learn alone.
+func TestWatchLearns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newTelemetry(t)
+		l := m.limiter(t, "api", "120/m;algo=gcra;burst=1;learn=6000 + 1000/h | guard=0s")
+		p, err := l.Acquire(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.watch(t, l)
+		for _, want := range []float64{2, 1.4} { // a refusal leaves 0.7
+			_, points := m.collect(t)
+			rates, noise := points["throttle.tier.learned_rate"], points["throttle.tier.noise"]
+			if len(rates) != 1 || len(noise) != 1 || total(rates, "throttle.tier", "120/m;algo=gcra;burst=1;learn=6000") != want {
+				t.Errorf("rates %+v, noise %+v, want %v", rates, noise, want)
+			}
+			if err := p.Refused(t.Context(), time.Second); err != nil {
+				t.Fatal(err)
+			}
+		}
 	})
 }
 

@@ -21,6 +21,7 @@ type watch struct {
 	usage, limit           metric.Int64ObservableGauge
 	closed                 metric.Int64ObservableGauge
 	utilization, guardTime metric.Float64ObservableGauge
+	learnedRate, noise     metric.Float64ObservableGauge
 }
 
 // Watch reads the Status of limiters at each collection of metrics, with the context of the collection:
@@ -38,21 +39,25 @@ func Watch(o Options, limiters ...*throttle.Limiter) (stop func() error, err err
 		return nil, fmt.Errorf("otelthrottle: limiter %d is nil", i)
 	}
 	w := &watch{limiters: slices.Clone(limiters)}
-	m, errs := o.meter(), [5]error{}
+	m, errs := o.meter(), [7]error{}
 	w.usage, errs[0] = m.Int64ObservableGauge("throttle.tier.usage", metric.WithUnit("{unit}"),
 		metric.WithDescription("Units charged, including those in flight."))
 	w.limit, errs[1] = m.Int64ObservableGauge("throttle.tier.limit", metric.WithUnit("{unit}"),
-		metric.WithDescription("The capacity of the tier, in units."))
+		metric.WithDescription("The capacity of the tier in force, in units."))
 	w.utilization, errs[2] = m.Float64ObservableGauge("throttle.tier.utilization", metric.WithUnit("1"),
 		metric.WithDescription("Usage divided by the limit."))
 	w.closed, errs[3] = m.Int64ObservableGauge("throttle.closed", metric.WithUnit("1"),
 		metric.WithDescription("1 while the provider's ban is in force."))
 	w.guardTime, errs[4] = m.Float64ObservableGauge("throttle.guard.time", metric.WithUnit("s"),
 		metric.WithDescription("The guard interval in force."))
+	w.learnedRate, errs[5] = m.Float64ObservableGauge("throttle.tier.learned_rate", metric.WithUnit("{unit}"), // a second, which would become a part of the name in Prometheus
+		metric.WithDescription("The rate that the tier has learned, in units a second."))
+	w.noise, errs[6] = m.Float64ObservableGauge("throttle.tier.noise", metric.WithUnit("1"),
+		metric.WithDescription("The part of the requests that is refused at any rate, as the tier has learned it."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
-	r, err := m.RegisterCallback(w.collect, w.usage, w.limit, w.utilization, w.closed, w.guardTime)
+	r, err := m.RegisterCallback(w.collect, w.usage, w.limit, w.utilization, w.closed, w.guardTime, w.learnedRate, w.noise)
 	if err != nil {
 		return nil, err
 	}
@@ -100,6 +105,10 @@ func (w *watch) collect(ctx context.Context, o metric.Observer) error {
 		o.ObserveInt64(w.usage, t.Used, set)
 		o.ObserveInt64(w.limit, t.Limit, set)
 		o.ObserveFloat64(w.utilization, utilization(t), set)
+		if l := t.Learned; l != nil {
+			o.ObserveFloat64(w.learnedRate, l.Rate/t.Tier.Window.Seconds(), set)
+			o.ObserveFloat64(w.noise, l.Noise, set)
+		}
 	}
 	for name, p := range policies {
 		set := metric.WithAttributeSet(attribute.NewSet(policyKey.String(name)))

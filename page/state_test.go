@@ -273,6 +273,45 @@ func TestState(t *testing.T) {
 	})
 }
 
+// TestOrigins checks what is shown of a rate that is learned, and that an idle policy then stays the same.
+func TestOrigins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stats := observe.NewStats()
+		tier := throttle.Tier{Limit: 5, Window: time.Second, Algorithm: throttle.GCRA, Learn: throttle.Learn{Most: 1000}}
+		l := watched(t, stats, throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerHour(1000), tier}, Guard: throttle.NoGuard}, nil)
+		h := page.New(page.Options{Stats: stats})
+		tiers := stateOf(t, h).Policies[0].Tiers
+		if tiers[0].Origin != "" || tiers[0].Learned != nil {
+			t.Errorf("a tier that does not learn: %+v", tiers[0])
+		}
+		if want := "5/s is the start: nothing is learned yet, tries up to "; !strings.HasPrefix(tiers[1].Origin, want) {
+			t.Errorf("at the start: %q", tiers[1].Origin)
+		}
+		p, err := l.Acquire(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Refused(t.Context(), time.Second); err != nil {
+			t.Fatal(err)
+		}
+		at := time.Now().UTC()
+		time.Sleep(30 * time.Minute)
+		learned := stateOf(t, h).Policies[0].Tiers[1].Learned
+		if learned == nil || learned.Refused != 5 || learned.Rate != 3.5 || learned.PerSecond != 3.5 || learned.RefusedAt == nil || !learned.RefusedAt.Equal(at.Truncate(time.Second)) {
+			t.Errorf("learned %+v", learned)
+		}
+		const origin = "3.5/s is learned: refused at 5/s 30m ago, tries up to "
+		if body := get(h, "GET", "/").Body.String(); !strings.Contains(body, "<bdi>5/s;algo=gcra;learn=1000</bdi>: 0 of 5 used. "+origin) {
+			t.Errorf("without JavaScript the page has\n%s", body)
+		}
+		state := get(h, "GET", "/state.json").Body.String()
+		time.Sleep(20 * time.Second)
+		if again := get(h, "GET", "/state.json").Body.String(); state == again || decode[page.State](t, again).Policies[0].Tiers[1].Origin != decode[page.State](t, state).Policies[0].Tiers[1].Origin {
+			t.Errorf("an idle policy has changed: %s", again)
+		}
+	})
+}
+
 // TestStoreCalls checks what is shown of the calls of a shared store.
 func TestStoreCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

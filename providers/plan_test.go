@@ -206,7 +206,8 @@ func TestMostOfModelsBoundsNamedLimits(t *testing.T) {
 	})
 }
 
-// Unknown finds the hidden limit of each host, whatever its kind, and about one request in a hundred is refused.
+// Unknown finds the hidden limit of a host, whatever its kind. About one request in a hundred is refused, and a few
+// more in the first minutes.
 func TestUnknownFindsHiddenLimits(t *testing.T) {
 	for _, tier := range []throttle.Tier{
 		{Limit: 20, Window: time.Second},
@@ -222,8 +223,8 @@ func TestUnknownFindsHiddenLimits(t *testing.T) {
 				served, refused := int(s.Accepted), int(s.Refused)
 				most := int(10 * time.Minute.Seconds() * float64(tier.Limit) / tier.Window.Seconds())
 				t.Logf("%d of %d served, %d refused", served, most, refused)
-				if served < most*8/10 || refused*50 > served {
-					t.Errorf("%d of %d served, %d refused: want 80 %% and at most 2 %%", served, most, refused)
+				if served < most*8/10 || refused*33 > served {
+					t.Errorf("%d of %d served, %d refused: want 80 %% and at most 3 %%", served, most, refused)
 				}
 			})
 		})

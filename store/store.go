@@ -496,7 +496,7 @@ type Status struct {
 type TierStatus struct {
 	// Policy is the name of the policy that has the tier. Stores leave it empty.
 	Policy string
-	// Tier is the tier as the policy declares it. If its Algorithm is SlidingLog, but the store keeps a
+	// Tier is the tier as the policy declares it, whatever it has followed or learned. If its Algorithm is SlidingLog, but the store keeps a
 	// SlidingWindow because of its size, it is SlidingWindow.
 	Tier algorithms.Tier
 	// Limited reports that one more unit would have to wait.
@@ -525,6 +525,10 @@ type TierStatus struct {
 	// costs one unit and no response is reported. With a small Burst and a long Guard it is less
 	// than Limit per Window. If zero, the tier has no rate, or its rate is not known.
 	MaxRate float64
+
+	// Followed is the limit, in units per Window, that a tier with Follow has taken over from responses. If
+	// zero, the limit is that of Tier. Stores leave it zero.
+	Followed int64
 
 	// Learned is what a tier with Learn knows of its rate. If nil, the tier does not learn.
 	Learned *Learned

@@ -358,8 +358,9 @@ func (c *Charge) Feedback() store.Feedback { return feedbackOf(c.Revision.quota)
 // Guard returns the guard interval in force, learned or not.
 func (c *Charge) Guard() time.Duration { return c.Scope.guardInForce(c.Revision) }
 
-// StatusOfReport returns the state of the quota, or the zero Status if it is not known.
-func (c *Charge) StatusOfReport(ctx context.Context) store.Status {
+// StatusOfReport returns the state of the quota after a refusal, or the zero Status if it is not known. It
+// reports what the refusal has changed.
+func (c *Charge) StatusOfReport(ctx context.Context, after *Callbacks) store.Status {
 	if c.Revision.reserves && !c.Scope.mayAsk() {
 		return store.Status{}
 	}
@@ -367,6 +368,7 @@ func (c *Charge) StatusOfReport(ctx context.Context) store.Status {
 	if err != nil || rev != c.Revision {
 		return store.Status{}
 	}
+	c.reportDecreases(status, after)
 	return status
 }
 

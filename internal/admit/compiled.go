@@ -61,10 +61,11 @@ func (c *Policy) Compile() *Policy {
 	return c
 }
 
-// withPlan returns the policy with the tiers of a plan that another handle has set.
+// withPlan returns the policy with the tiers of a plan that another handle has set, or that has taken over
+// limits. Its Tiers are without those limits: they name the tiers in errors, events and metrics.
 func (c *Policy) withPlan(plan *algorithms.Plan) *Policy {
 	next := *c
-	next.Tiers, next.Plan = plan.Given(), plan
+	next.Tiers, next.Plan = plan.Base().Given(), plan
 	return next.Compile()
 }
 
@@ -196,9 +197,10 @@ func (c *Policy) alert(crossed []algorithms.Crossing) {
 }
 
 // mergePaces returns the state of the tiers as the policy declares them, except that a log which the store
-// keeps as a sliding window is one. The counts are those of the tiers themselves. The pace of a tier, if
+// keeps as a sliding window is one, and that those which follow responses have the limit in force. The counts are those of the tiers themselves. The pace of a tier, if
 // it has one, only restricts what may go now.
 func (c *Policy) mergePaces(deciding []store.TierStatus) (tiers []store.TierStatus) {
+	declared := c.Plan.Base().Tiers()
 	for i, s := range deciding {
 		if c.Plan.IsPace(i) {
 			of := &tiers[len(tiers)-1]
@@ -206,6 +208,9 @@ func (c *Policy) mergePaces(deciding []store.TierStatus) (tiers []store.TierStat
 			of.Remaining = min(of.Remaining, s.Remaining)
 			of.RetryAfter = max(of.RetryAfter, s.RetryAfter)
 			continue
+		}
+		if s.Limit != declared[i].Capacity() {
+			s.Followed = s.Tier.Limit
 		}
 		kept := s.Tier.Algorithm
 		s.Policy, s.Tier = c.Name, c.Tiers[c.Plan.Declared(i)]

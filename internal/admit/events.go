@@ -23,12 +23,27 @@ type Events interface {
 	// Paused reports a pause of the quota by this process.
 	Paused(length time.Duration, closed bool, cause string)
 
+	// Changed reports that a response has changed the rate of a tier.
+	Changed(Change)
+
 	// Called reports a call of a shared store.
 	Called(store.Call)
 
 	// Crossed reports thresholds of budgets that were crossed under a policy.
 	Crossed(*Policy, []algorithms.Crossing)
 }
+
+// A Change is a change of the rate of a tier, in units per Window.
+type Change struct {
+	Tier     string // as the policy declares it
+	From, To float64
+	Cause    string // namedLimit or refusal
+}
+
+const (
+	namedLimit = "limit"
+	refusal    = "refusal"
+)
 
 // A Record receives what happens to one request.
 type Record interface {

@@ -33,8 +33,8 @@ func (c *Charge) Name(limits []int64, tier int, limit int64) []int64 {
 // Follow takes over the limits that the response to a charged request names for the tiers of its
 // revision: a lower limit at once, and a higher one when a second response agrees. A
 // response to a request that was admitted before that of the last one changes nothing. If the store cannot
-// change the plan, the tiers stay as they are.
-func (c *Charge) Follow(ctx context.Context, limits []int64) {
+// change the plan, the tiers stay as they are. What has changed is reported after the event.
+func (c *Charge) Follow(ctx context.Context, limits []int64, after *Callbacks) {
 	if limits == nil {
 		return
 	}
@@ -55,8 +55,44 @@ func (c *Charge) Follow(ctx context.Context, limits []int64) {
 		}
 	}
 	s.mu.Unlock()
-	if changed {
-		_ = s.follow(ctx, rev, f)
+	if changed && s.follow(ctx, rev, f) == nil && rev.Events != nil {
+		rev.reportFollowed(s.current.Load().Plan, after)
+	}
+}
+
+// reportFollowed reports the limits of the tiers that are others in the next plan, after the event.
+func (rev *Revision) reportFollowed(next *algorithms.Plan, after *Callbacks) {
+	if !next.Continues(rev.Plan) { // SetPolicy came between
+		return
+	}
+	for i, was := range rev.Plan.Given() {
+		if now := next.Given()[i]; now != was {
+			change := Change{Tier: rev.Tiers[i].String(), From: float64(was.Limit), To: float64(now.Limit), Cause: namedLimit}
+			after.Add(func() { rev.Events.Changed(change) })
+		}
+	}
+}
+
+// reportDecreases reports the learned rates that have decreased since the request was admitted, after the
+// event and once.
+func (c *Charge) reportDecreases(status store.Status, after *Callbacks) {
+	s, rev := c.Scope, c.Revision
+	if !rev.Plan.Learns() || rev.Events == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	reported := &s.rareState().decreased
+	last := *reported
+	for i, t := range status.Tiers {
+		if t.Learned == nil || t.Learned.Refused == 0 {
+			continue
+		}
+		if at := status.At - algorithms.Micros(t.Learned.Ago); at >= c.Decision.At && at > last {
+			*reported = max(*reported, at)
+			change := Change{Tier: rev.TierName(i), From: t.Learned.Refused, To: t.Learned.Rate, Cause: refusal}
+			after.Add(func() { rev.Events.Changed(change) })
+		}
 	}
 }
 

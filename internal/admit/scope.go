@@ -41,6 +41,7 @@ type rareState struct {
 	replacement *Policy                   // the last policy that setPolicy has set; nil if none
 	reported    time.Time                 // when a report last asked for the state; zero if none has
 	named       []named                   // what the last response named for each given tier
+	decreased   int64                     // when the last decrease of a learned rate came that was reported
 }
 
 // rareState returns the rare state. The caller holds s.mu.

@@ -234,7 +234,7 @@ function showTier(parts, t, p, own) {
   put(parts.of, number(t.used) + ' of ' + number(t.limit) + unit + ' used' + (t.budget ? ', ' + percent + ' %' : ''));
   fill(parts.meter, t.used, t.limit);
   parts.meter.className = t.retry_after_seconds >= 1 || t.budget && percent >= 90 ? 'full' : '';
-  const [note, warm] = t.budget ? budgetNote(t) : [tierNote(t) + after(p), false];
+  const [note, warm] = t.budget ? budgetNote(t) : [tierNote(t) + after(p) + (t.origin ? '. ' + t.origin : ''), false];
   put(parts.note, note);
   parts.note.className = warm ? 'small warm' : 'small';
 }

@@ -101,6 +101,15 @@ var states = []struct {
 		}
 		s.pool("none")
 	}, []string{"models", "east", "west", "rank 1", "5/s", "2/h", "Paused until", "The pool has no members"}},
+	{"learned", func(t *testing.T, s *site) {
+		p, err := s.limiter("hidden", "5/s;algo=gcra;learn=1000 + 5000/h;follow=15000").Acquire(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Refused(t.Context(), time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}, []string{"hidden", "5/s", "3.5/s is learned: refused at 5/s", "tries up to"}},
 	{"hostile", func(t *testing.T, s *site) {
 		for i, name := range hostile {
 			s.send(s.limiter(name, fmt.Sprintf("%d/h;unit=requests + 7/h;unit=<b>unit</b>%d", 100+i, i)), 1)

@@ -177,7 +177,10 @@ type Route struct {
 	// gateway in front of the API. If false, To must lead to a host of the preset.
 	AnyHost bool `json:"any_host,omitempty"`
 
-	// Policy is the limits as throttle.ParsePolicy reads them, such as "5/s + 10000/h | guard=auto".
+	// Policy is the limits as throttle.ParsePolicy reads them, such as "5/s + 10000/h | guard=auto". A
+	// tier with follow, as 5000/h;follow=15000, takes over the limits of the headers RateLimit-Policy,
+	// RateLimit-Limit and X-RateLimit-Limit. One with learn, as 5/s;algo=gcra;learn=1000, finds its rate by
+	// refusals.
 	Policy string `json:"policy,omitempty"`
 
 	// Pool is several deployments, regions or accounts of one owner instead of To and limits. Each has an
@@ -417,7 +420,7 @@ type Observability struct {
 	// of them. If empty, it has all.
 	Listen string `json:"listen,omitempty"`
 
-	// ControlToken is the token of requests to /_throttle/pause and /_throttle/resume, at least 16
+	// ControlToken is the token of requests to /_throttle/pause, /resume and /forget, at least 16
 	// bytes. If empty, the proxy refuses them.
 	ControlToken Secret `json:"control_token,omitzero"`
 

@@ -12,6 +12,8 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/answers/ietf"
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -450,6 +452,7 @@ func (q *quotas) assemble(r *Route) *throttle.Transport {
 	default:
 		t.Route = q.routeOfPolicy(r.Key)
 		t.AttemptTimeout = r.Timeout
+		t.Profile = namedLimits(r.limits)
 	}
 	clientUnits := make(map[string]map[string]bool)
 	for name, client := range q.clients {
@@ -472,6 +475,22 @@ func (q *quotas) assemble(r *Route) *throttle.Transport {
 		t.Cost = counted(t.Cost, units(r.budget.Tiers), clientUnits)
 	}
 	return t
+}
+
+// namedLimits returns the profile of a policy that follows what responses name, and nil for others. It reads
+// fields that have one meaning at every API: those of the IETF drafts, and limits. A limit without a window
+// is of the tier that can follow it.
+func namedLimits(l Limits) *answers.Profile {
+	follows := func(t throttle.Tier) bool { return t.Follows() }
+	if !slices.ContainsFunc(l.Policies(), func(p throttle.Policy) bool { return slices.ContainsFunc(p.Tiers, follows) }) {
+		return nil
+	}
+	profile := answers.Common()
+	profile.Quotas = ietf.Profile().Quotas
+	for _, header := range []string{"X-RateLimit-Limit", "X-Rate-Limit-Limit"} {
+		profile.Quotas = append(profile.Quotas, answers.Quota{Limit: answers.Field{Header: header}})
+	}
+	return &profile
 }
 
 // routeOfPolicy returns the function that returns the limiter of a request under a policy.

@@ -92,7 +92,7 @@ type group struct {
 func (c *command) groups() []group {
 	return []group{
 		{"Send requests in turn:", []*cobra.Command{c.exec(), c.wait(), c.lines(), c.proxy()}},
-		{"See and control quotas:", []*cobra.Command{c.status(), c.top(), c.pause(), c.resume()}},
+		{"See and control quotas:", []*cobra.Command{c.status(), c.top(), c.pause(), c.resume(), c.forget()}},
 		{"Plan and check limits:", []*cobra.Command{c.plan(), c.replay(), c.providers(), c.inspect(), c.validate()}},
 		{"Other verbs:", []*cobra.Command{c.postgres(), c.help(), c.version()}},
 	}

@@ -41,7 +41,7 @@ func TestComplete(t *testing.T) {
 		want      string // some of the values
 		directive string
 	}{
-		{"", "exec wait lines proxy status top pause resume plan replay providers inspect validate help version completion", noFiles},
+		{"", "exec wait lines proxy status top pause resume forget plan replay providers inspect validate help version completion", noFiles},
 		{"help ", "exec pause", noFiles},
 		{"wait --policy ", "github openai: stripe", noFiles},
 		{"wait --policy opena", "openai: openai-compatible:", noFiles},
@@ -54,6 +54,7 @@ func TestComplete(t *testing.T) {
 		{"top --policy ", "github", noFiles},
 		{"pause --policy ", "github", noFiles},
 		{"resume --policy ", "github", noFiles},
+		{"forget --policy ", "github", noFiles},
 		{"plan ", "github", noFiles},
 		{"replay access.log --policy ", "github", noFiles},
 		{"providers ", "github openai", noFiles},

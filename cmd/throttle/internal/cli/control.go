@@ -22,7 +22,7 @@ import (
 // controlToken is the variable with the token for a proxy.
 const controlToken = "THROTTLE_CONTROL_TOKEN"
 
-// controlFlags are the flags of pause and resume.
+// controlFlags are the flags of pause, resume and forget.
 type controlFlags struct {
 	statusFlags
 	tokenFile string
@@ -36,7 +36,7 @@ func (f *controlFlags) register(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.tokenFile, "token-file", "", "read the token for --page from this `file` (default $"+controlToken+")")
 }
 
-// A controlResult is the result of pause and resume, which is that of the proxy for every quota.
+// A controlResult is the result of pause, resume and forget, which is that of the proxy for every quota.
 type controlResult proxy.Paused
 
 const controlHelp = `A quota is one of a file or a server, as exec and wait use it: give the policy that
@@ -94,7 +94,31 @@ processes and on all hosts.
 	return cmd
 }
 
-// control changes the quota that flags name, and writes what it is now. Without a length, it resumes.
+func (c *command) forget() *cobra.Command {
+	var f controlFlags
+	cmd := &cobra.Command{
+		Use:        "forget --policy LIMITS --name NAME [FLAG...]",
+		Short:      "Forget what a quota has learned and followed",
+		SuggestFor: []string{"unlearn", "reset"},
+		Long: `Forget the rates that tiers with learn have found by refusals, and the limits that
+tiers with follow have taken over from responses. Both start again at the limits of
+the policy, in all processes and on all hosts. What is used stays used.
+
+To fix a rate instead, write it into the policy without learn or follow: throttle
+status prints the tier to paste.
+
+` + controlHelp,
+		Example: `  throttle forget --policy '5/s;algo=gcra;learn=1000' --name acme
+  throttle forget --config throttle.yaml --name acme
+  throttle forget --page http://127.0.0.1:7411/_throttle/ --name acme`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return c.control(cmd, &f) },
+	}
+	f.register(cmd)
+	return cmd
+}
+
+// control changes the quota that flags name, and writes what it is now.
 func (c *command) control(cmd *cobra.Command, f *controlFlags) error {
 	verb := cmd.Name()
 	place, err := f.place(verb)
@@ -118,7 +142,7 @@ func (c *command) control(cmd *cobra.Command, f *controlFlags) error {
 		return err
 	}
 	r := controlResult(done)
-	return c.print(r, r.text)
+	return c.print(r, func() string { return r.text(verb) })
 }
 
 // controlStore changes a quota of a store.
@@ -138,9 +162,12 @@ func (c *command) controlStore(ctx context.Context, verb string, f *controlFlags
 	defer closer()
 	q := opened[0]
 	err = q.store.patiently(func() (err error) {
-		was := done.Was // of the first try
-		done, err = proxy.Change(ctx, q.Limiter, f.length)
-		done.Was = cmp.Or(was, done.Was)
+		first := done
+		done, err = proxy.Change(ctx, q.Limiter, verb, f.length)
+		done.Was = cmp.Or(first.Was, done.Was)
+		if first.Forgot != nil {
+			done.Forgot = first.Forgot
+		}
 		return err
 	})
 	done.Name, done.Reason = q.label, f.reason
@@ -148,9 +175,13 @@ func (c *command) controlStore(ctx context.Context, verb string, f *controlFlags
 }
 
 // text returns the result in a sentence.
-func (r controlResult) text() string {
+func (r controlResult) text(verb string) string {
 	text := "is not paused"
 	switch {
+	case verb == "forget" && r.Forgot == nil:
+		text = "had nothing to forget"
+	case verb == "forget":
+		text = "has forgotten this: " + strings.Join(r.Forgot, ". ")
 	case r.Until != nil:
 		text = fmt.Sprintf("is paused for %s, until %s", shortTime(ofSeconds(r.Paused)), r.Until.Format("2006-01-02 15:04:05 UTC"))
 	case r.Was != nil && *r.Was > 0:

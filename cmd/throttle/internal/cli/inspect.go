@@ -40,6 +40,10 @@ type inspectResult struct {
 
 	// Unread are headers that look like limits and that no source read.
 	Unread []string `json:"unread"`
+
+	// Learn is a policy that finds its rate by refusals, as --policy takes it, if there were some and no
+	// response names a limit.
+	Learn string `json:"learn,omitempty"`
 }
 
 // A readingResult is the state of one quota, as a source reads it.
@@ -62,8 +66,10 @@ func (c *command) inspect() *cobra.Command {
 		Short: "Show which limits the headers of a response report",
 		Long: `Show which limits the headers of a response report: how much is left, when it
 resets, and the policy. The input is the output of curl -i or curl -I, or a HAR, in
-a file or on the standard input. Of several responses inspect reads the last one.
-inspect sends nothing.
+a file or on the standard input. Of several responses inspect reads the last one,
+and compares it with the others: if they name other limits, the policy follows them,
+and if some are refusals and none names a limit, it learns its rate. inspect sends
+nothing.
 
 With --host the preset of that API reads the headers. Without it, inspect reads the
 headers of the IETF drafts, which have one meaning. For other headers it lists the
@@ -119,48 +125,105 @@ func inspectText(text []byte, host string) (inspectResult, error) {
 	if bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) {
 		read = readHAR
 	}
-	resp, err := read(text)
+	all, err := read(text)
 	if err != nil {
 		return inspectResult{}, err
 	}
-	return inspectResponse(resp, host), nil
+	in := newInspector(host)
+	r := in.inspect(all[len(all)-1])
+	r.compare(all, in)
+	return r, nil
+}
+
+// compare compares the last response with all. The limit of a tier that follows is the lowest that they
+// name, so that it refuses nothing until a response names another one.
+func (r *inspectResult) compare(all []answers.Response, in *inspector) {
+	named, firstRefused := len(r.Presets) > 0, -1
+	for i, resp := range all {
+		one := in.inspect(resp)
+		if one.Refused && firstRefused < 0 {
+			firstRefused = i
+		}
+		named = named || len(one.Unread) > 0
+		for _, q := range one.Readings {
+			named = named || q.Limit > 0
+			for j := range r.Readings {
+				if last := &r.Readings[j]; last.Source == q.Source && last.Name == q.Name && last.Unit == q.Unit && last.Window == q.Window {
+					last.follow(q.Limit)
+				}
+			}
+		}
+	}
+	if firstRefused >= 0 && !named {
+		rate := rateBefore(all[:firstRefused+1])
+		r.Learn = throttle.Tier{Limit: rate, Window: time.Second, Algorithm: throttle.GCRA, Learn: throttle.Learn{Most: 100 * rate}}.String()
+	}
+}
+
+// follow makes the policy of a reading follow another limit.
+func (q *readingResult) follow(limit int64) {
+	t, err := algorithms.ParseTier(q.Policy)
+	if err != nil || limit == 0 || limit == t.Limit && !t.Follows() {
+		return
+	}
+	t.Follow.Most = max(t.Follow.Most, t.Limit, limit)
+	t.Limit = min(t.Limit, limit)
+	q.Policy = t.String()
+}
+
+// rateBefore returns half of the rate of requests in the ten seconds until the last one, in whole requests a
+// second, and at least 1. It is 1 if the times are not known.
+func rateBefore(all []answers.Response) int64 {
+	n, last := int64(0), all[len(all)-1].Sent
+	for _, resp := range all {
+		if !resp.Sent.IsZero() && !resp.Sent.After(last) && last.Sub(resp.Sent) < 10*time.Second {
+			n++
+		}
+	}
+	return max(1, n/20)
 }
 
 var statusLine = regexp.MustCompile(`^HTTP/[0-9.]+ ([0-9]{3})( |$)`)
 
-// readHeads returns the last response that begins with a status line.
-func readHeads(text []byte) (resp answers.Response, err error) {
-	resp.Got = time.Now()
-	found, inHead := false, false
+// mostCompared is how many responses of an input are read at most: the last ones.
+const mostCompared = 10_000
+
+// lastOf returns the last responses that are read.
+func lastOf[T any](all []T) []T { return all[max(0, len(all)-mostCompared):] }
+
+// readHeads returns the responses, each of which begins with a status line.
+func readHeads(text []byte) (all []answers.Response, err error) {
+	inHead := false
 	lines := bufio.NewScanner(bytes.NewReader(text))
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		line := strings.TrimRight(lines.Text(), "\r")
 		if m := statusLine.FindStringSubmatch(line); m != nil {
-			resp.Status, _ = strconv.Atoi(m[1])
-			resp.Header, found, inHead = http.Header{}, true, true
+			status, _ := strconv.Atoi(m[1])
+			all, inHead = append(all, answers.Response{Status: status, Header: http.Header{}, Got: time.Now()}), true
 			continue
 		}
 		name, value, ok := strings.Cut(line, ":")
 		switch {
 		case line == "":
 			inHead = false
-		case inHead && ok && len(resp.Header) < 1000:
-			resp.Header.Add(textproto.TrimString(name), textproto.TrimString(value))
+		case inHead && ok && len(all[len(all)-1].Header) < 1000:
+			all[len(all)-1].Header.Add(textproto.TrimString(name), textproto.TrimString(value))
 		}
 	}
-	if !found {
-		return resp, errors.New("the input has no line such as HTTP/1.1 200 OK: pass what curl -i or curl -I writes, or a HAR")
+	if len(all) == 0 {
+		return nil, errors.New("the input has no line such as HTTP/1.1 200 OK: pass what curl -i or curl -I writes, or a HAR")
 	}
-	return resp, nil
+	return lastOf(all), nil
 }
 
-// readHAR returns the last response of a HAR.
-func readHAR(text []byte) (resp answers.Response, err error) {
+// readHAR returns the responses of a HAR.
+func readHAR(text []byte) (all []answers.Response, err error) {
 	var har struct {
 		Log struct {
 			Entries []struct {
-				Response struct {
+				StartedDateTime string
+				Response        struct {
 					Status  int
 					Headers []struct{ Name, Value string }
 				}
@@ -168,43 +231,68 @@ func readHAR(text []byte) (resp answers.Response, err error) {
 		}
 	}
 	if err := json.Unmarshal(text, &har); err != nil {
-		return resp, fmt.Errorf("the input is no HAR: %w", err)
+		return nil, fmt.Errorf("the input is no HAR: %w", err)
 	}
-	n := len(har.Log.Entries)
-	if n == 0 {
-		return resp, errors.New("the HAR has no entries")
+	if len(har.Log.Entries) == 0 {
+		return nil, errors.New("the HAR has no entries")
 	}
-	last := har.Log.Entries[n-1].Response
-	resp = answers.Response{Status: last.Status, Header: http.Header{}, Got: time.Now()}
-	for _, h := range last.Headers[:min(len(last.Headers), 1000)] {
-		resp.Header.Add(h.Name, h.Value)
+	for _, e := range lastOf(har.Log.Entries) {
+		resp := answers.Response{Status: e.Response.Status, Header: http.Header{}, Got: time.Now()}
+		resp.Sent, _ = time.Parse(time.RFC3339, e.StartedDateTime) // zero if it is not known
+		for _, h := range e.Response.Headers[:min(len(e.Response.Headers), 1000)] {
+			resp.Header.Add(h.Name, h.Value)
+		}
+		all = append(all, resp)
 	}
-	return resp, nil
+	return all, nil
 }
 
-// inspectResponse returns what a response implies.
-func inspectResponse(resp answers.Response, host string) inspectResult {
-	r := inspectResult{Status: resp.Status, Host: host, Presets: []string{}, Readings: []readingResult{}, Unread: []string{}}
+// An inspector reads responses of a host, or of any.
+type inspector struct {
+	host            string
+	standard        answers.Profile
+	presets, others []source // others are read if nothing else has readings
+}
+
+// A source is a profile with the name of its API.
+type source struct {
+	name    string
+	profile answers.Profile
+}
+
+func newInspector(host string) *inspector {
+	in := &inspector{host: host, standard: answers.Common()}
+	in.standard.Quotas = ietf.Profile().Quotas
+	for _, p := range providers.Lookup(host) {
+		in.presets = append(in.presets, source{p.Name, p.Provider(p.Example()).Profile})
+	}
+	for _, name := range profiles.Names() {
+		if entry, err := profiles.Named(name); err == nil {
+			in.others = append(in.others, source{name, entry.Profile})
+		}
+	}
+	return in
+}
+
+// inspect returns what a response implies.
+func (in *inspector) inspect(resp answers.Response) inspectResult {
+	r := inspectResult{Status: resp.Status, Host: in.host, Presets: []string{}, Readings: []readingResult{}, Unread: []string{}}
 	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
 		resp.Got = date // the input may be old
 	}
-	standard := answers.Common()
-	standard.Quotas = ietf.Profile().Quotas
-	answer := standard.Read(resp)
+	answer := in.standard.Read(resp)
 	r.add("IETF draft", false, answer.Readings)
-	for _, p := range providers.Lookup(host) {
-		r.Presets = append(r.Presets, p.Name)
-		own := p.Provider(p.Example()).Profile.Read(resp)
-		r.add("preset "+p.Name, false, own.Readings)
+	for _, p := range in.presets {
+		r.Presets = append(r.Presets, p.name)
+		own := p.profile.Read(resp)
+		r.add("preset "+p.name, false, own.Readings)
 		if own.Kind != answers.Passed {
 			answer.Refusal = own.Refusal
 		}
 	}
 	if len(r.Readings) == 0 {
-		for _, name := range profiles.Names() {
-			if entry, err := profiles.Named(name); err == nil {
-				r.add("as at "+name, true, entry.Profile.Read(resp).Readings)
-			}
+		for _, p := range in.others {
+			r.add("as at "+p.name, true, p.profile.Read(resp).Readings)
 		}
 	}
 	if r.Refused = answer.Kind != answers.Passed; r.Refused {
@@ -275,6 +363,9 @@ func (r inspectResult) text() string {
 		fmt.Fprintf(&b, "not understood: %s\n", plain(strings.Join(r.Unread, ", ")))
 	case len(r.Readings) == 0:
 		b.WriteString("no header of limits\n")
+		if r.Learn != "" {
+			fmt.Fprintf(&b, "to find the rate by refusals: --policy '%s'\n", r.Learn)
+		}
 	case r.Readings[0].Ambiguous:
 		b.WriteString("ambiguous: these APIs have such headers, each with its own meaning; name yours with --host\n")
 	}

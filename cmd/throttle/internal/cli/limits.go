@@ -21,7 +21,8 @@ type played struct {
 
 // parsePlayed reads a policy or a preset. A preset has several quotas: a request counts in those that
 // the preset names for it, as GET https://api.github.com/repos/o/r, and has the cost that the preset
-// gives it. All of them admit it, as one policy.
+// gives it. All of them admit it, as one policy. A rate that is learned is that of the policy, because the
+// played requests are not refused.
 func parsePlayed(text, request string, cost throttle.Cost) (played, error) {
 	l, err := config.ParseLimits("", text)
 	if err != nil {
@@ -30,9 +31,14 @@ func parsePlayed(text, request string, cost throttle.Cost) (played, error) {
 	p := played{text: strings.TrimSpace(text), cost: cost}
 	if !l.IsPreset() {
 		p.policy, p.text = l.Policies()[0], l.String()
-		return p, nil
+	} else if err := p.readPreset(l, request); err != nil {
+		return p, err
 	}
-	return p, p.readPreset(l, request)
+	p.policy.Tiers = slices.Clone(p.policy.Tiers)
+	for i := range p.policy.Tiers {
+		p.policy.Tiers[i].Learn = throttle.Learn{}
+	}
+	return p, nil
 }
 
 func (p *played) readPreset(l config.Limits, request string) error {

@@ -7,10 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/apithrottle/throttle"
 )
 
 // mostLine is how many bytes a line has at most.
@@ -74,6 +77,9 @@ func (c *command) copyLines(cmd *cobra.Command, f *turnFlags) error {
 	defer t.close()
 	if t.holds() {
 		return t.errHolds()
+	}
+	if f.private && slices.ContainsFunc(t.policy.Tiers, throttle.Tier.Learns) {
+		return &configError{errors.New("a rate is learned from refusals, of which lines knows none: write a limit without learn, or send the requests through throttle proxy")}
 	}
 	signal.Ignore(syscall.SIGPIPE) // a write returns an error instead
 	ctx, stop := untilSignal(cmd.Context())

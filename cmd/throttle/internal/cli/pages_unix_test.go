@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/apithrottle/throttle"
@@ -427,6 +428,63 @@ func TestProxyPausedByVerb(t *testing.T) {
 	}
 	if log := p.log.String(); strings.Contains(log, "canary") {
 		t.Error(log)
+	}
+}
+
+// TestProxyForgets checks that the verb forget makes a route of a proxy start again at the limits of its file,
+// and that status, the page and the log show what it has learned and followed before.
+func TestProxyForgets(t *testing.T) {
+	var sent atomic.Int64
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("RateLimit-Policy", `"default";q=15000;w=3600`)
+		w.Header().Set("RateLimit", `"default";r=9000;t=1800`)
+		if sent.Add(1) == 3 {
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(http.StatusTooManyRequests)
+		}
+	}))
+	defer api.Close()
+	p := startProxy(t, fmt.Sprintf(`routes:
+  /a: {to: %q, policy: "5/s;algo=gcra;learn=1000 + 5000/h;follow=15000", name: acme, max_wait: 1s}
+  /o: {to: "https://api.openai.com", preset: openai, with: {requests: 5, tokens: 5}}
+observability: {control_token: "${env:TOKEN}"}
+`, api.URL))
+	for i, want := range []int{200, 200, 429} {
+		if status, body := fetch(t, p.url+"/a/x"); status != want {
+			t.Fatalf("request %d: %d %s", i, status, body)
+		}
+	}
+	verb := func(code int, args ...string) string {
+		t.Helper()
+		env := map[string]string{controlToken: "canary-canary-canary"}
+		out, talk, got := runWith(t, "", env, append(args, "--page", p.url+"/_throttle/")...)
+		if got != code || strings.Contains(out+talk, "canary") {
+			t.Errorf("%q prints %q, %q, exit code %d", args, out, talk, got)
+		}
+		return strings.Join(strings.Fields(out+talk), " ")
+	}
+	const learned, followed = "3.5/s is learned: refused at 5/s ", "15000/h is followed: the policy says 5000/h"
+	shown := ""
+	for end := time.Now().Add(time.Minute); !strings.Contains(shown, learned) && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		shown = verb(exitOK, "status", "acme") // a state is kept for a second
+	}
+	if !strings.Contains(shown, learned) || !strings.Contains(shown, followed) || !strings.Contains(shown, ", and 5000/h;follow=15000 by 15000/h.") {
+		t.Errorf("status prints %s", shown)
+	}
+	if got := verb(exitOK, "forget", "--name", "/a"); !strings.HasPrefix(got, "acme has forgotten this: "+learned) || !strings.HasSuffix(got, followed) {
+		t.Errorf("forget prints %q", got)
+	}
+	if got := verb(exitOK, "forget", "--name", "acme"); got != "acme had nothing to forget" {
+		t.Errorf("forget once more prints %q", got)
+	}
+	if got := verb(exitFailure, "forget", "--name", "o"); !strings.Contains(got, "what these have learned cannot be forgotten by request") {
+		t.Errorf("forget of a preset prints %q", got)
+	}
+	log := p.log.String()
+	for _, want := range []string{"verb=forget name=acme", `tier="5/s;algo=gcra;learn=1000" from=5/s to=3.5/s cause=refusal`, `tier="5000/h;follow=15000" from=5000/h to=15000/h cause=limit`} {
+		if !strings.Contains(log, want) || strings.Contains(log, "canary") {
+			t.Errorf("the log lacks %q:\n%s", want, log)
+		}
 	}
 }
 

@@ -23,7 +23,9 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/cmd/throttle/config"
 	"github.com/apithrottle/throttle/cmd/throttle/internal/alike"
+	"github.com/apithrottle/throttle/observe"
 	"github.com/apithrottle/throttle/page"
+	"github.com/apithrottle/throttle/store"
 )
 
 // A statusResult is the result of the verb status.
@@ -67,6 +69,20 @@ type tierResult struct {
 	// RetryAfter is the time until one more unit is admitted. It is nil where only the end of
 	// a request helps.
 	RetryAfter *float64 `json:"retry_after_seconds"`
+
+	Followed int64          `json:"followed,omitempty"` // units per window; if none, those of the tier
+	Learned  *learnedResult `json:"learned,omitempty"`
+	Origin   string         `json:"origin,omitempty"` // of the rate in force, in a sentence
+	Fixed    string         `json:"fixed,omitempty"`  // a tier that has this rate and keeps it, as --policy takes it
+}
+
+// A learnedResult is what a tier has learned, in units per window.
+type learnedResult struct {
+	Rate    float64 `json:"rate"`
+	Refused float64 `json:"refused_rate,omitempty"`
+	Ago     float64 `json:"refused_seconds_ago,omitempty"`
+	Next    float64 `json:"next_rate"` // in a minute, at most
+	Noise   float64 `json:"noise"`     // the part of the requests that is refused at any rate
 }
 
 // statusFlags are the flags of status and top.
@@ -371,7 +387,7 @@ func (f *statusFlags) pageReader(names []string) (statusReader, func(), error) {
 		r := statusResult{Time: s.Time, Quotas: []quotaResult{}}
 		for _, p := range s.Policies {
 			if len(names) == 0 || slices.Contains(names, p.Name) {
-				r.Quotas = append(r.Quotas, pageResults(p)...)
+				r.Quotas = append(r.Quotas, pageResults(p, s.Time)...)
 			}
 		}
 		return r, nil
@@ -436,6 +452,10 @@ func newQuotaResult(name string, s throttle.Status) quotaResult {
 		r := tierResult{
 			Tier: t.Tier.String(), Unit: cmp.Or(t.Tier.Unit, algorithms.Requests), Limit: t.Limit, Used: t.Used,
 			InFlight: t.InFlight, Others: t.Others, Remaining: t.Remaining,
+			Followed: t.Followed, Origin: t.Origin(), Fixed: fixedTier(t),
+		}
+		if l := t.Learned; l != nil {
+			r.Learned = &learnedResult{l.Rate, l.Refused, l.Ago.Seconds(), l.Next, l.Noise}
 		}
 		if t.RetryAfter < math.MaxInt64 {
 			after := t.RetryAfter.Seconds()
@@ -447,15 +467,15 @@ func newQuotaResult(name string, s throttle.Status) quotaResult {
 }
 
 // pageResults returns the state of a policy on a page. A pool is followed by its members.
-func pageResults(p page.Policy) []quotaResult {
-	all := []quotaResult{pageResult(p)}
+func pageResults(p page.Policy, now time.Time) []quotaResult {
+	all := []quotaResult{pageResult(p, now)}
 	if n := len(p.Members); n > 0 {
 		all[0].Text = strings.TrimSpace("A pool of " + plural(int64(n), "member") + ". " + all[0].Text)
 	}
 	for _, m := range p.Members {
 		q := pageResult(page.Policy{
 			Name: p.Name + "/" + m.Name, Failure: m.Failure, Tiers: m.Tiers, Paused: m.Paused, Closed: m.Closed, Guard: m.Guard,
-		})
+		}, now)
 		if p.Counted {
 			q.Share = &m.Share
 		}
@@ -465,7 +485,7 @@ func pageResults(p page.Policy) []quotaResult {
 }
 
 // pageResult returns the state of a policy on a page.
-func pageResult(p page.Policy) quotaResult {
+func pageResult(p page.Policy, now time.Time) quotaResult {
 	s := throttle.Status{Waiting: p.Waiting, Paused: ofSeconds(p.Paused), Closed: ofSeconds(p.Closed), Guard: ofSeconds(p.Guard)}
 	for _, t := range p.Tiers {
 		state := throttle.TierStatus{Limit: t.Limit, Used: t.Used, Remaining: t.Remaining, Limited: t.RetryAfter != 0, RetryAfter: math.MaxInt64}
@@ -473,17 +493,30 @@ func pageResult(p page.Policy) quotaResult {
 			state.RetryAfter = ofSeconds(t.RetryAfter)
 		}
 		state.Tier, _ = algorithms.ParseTier(t.Tier)
+		state.Followed, state.Learned = t.Followed, learnedAt(t.Learned, now)
 		s.Tiers = append(s.Tiers, state)
 	}
 	q := newQuotaResult(p.Name, s)
 	for i, t := range p.Tiers {
-		q.Tiers[i].Tier, q.Tiers[i].Unit = t.Tier, t.Unit
+		q.Tiers[i].Tier, q.Tiers[i].Unit, q.Tiers[i].Origin = t.Tier, t.Unit, t.Origin
 	}
 	if n := len(p.History.Admitted); n > 1 { // the last second has not ended
 		q.Admitted = &p.History.Admitted[n-2]
 	}
 	q.Failure = p.Failure
 	return q
+}
+
+// learnedAt returns what a page has of a tier that learns, at the time of the page.
+func learnedAt(s *observe.LearnedSnapshot, now time.Time) *store.Learned {
+	if s == nil {
+		return nil
+	}
+	l := &store.Learned{Rate: s.Rate, Refused: s.Refused, Next: s.Next, Noise: s.Noise}
+	if s.RefusedAt != nil {
+		l.Ago = max(0, now.Sub(*s.RefusedAt))
+	}
+	return l
 }
 
 // ofSeconds returns a time of some seconds, at least zero.
@@ -505,7 +538,7 @@ func (r statusResult) text() string {
 	}
 	for _, q := range r.Quotas {
 		b.WriteByte('\n')
-		wrap(&b, width, plain(q.Name)+": ", plain(q.text()))
+		wrap(&b, width, plain(q.Name)+": ", plain(withFixes(q.text(), q.Tiers)))
 	}
 	return b.String()
 }

@@ -16,10 +16,12 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/cmd/throttle/config"
 	"github.com/apithrottle/throttle/internal/redistest"
 	"github.com/apithrottle/throttle/observe"
 	"github.com/apithrottle/throttle/page"
+	"github.com/apithrottle/throttle/store"
 )
 
 // run runs the command in this process.
@@ -75,6 +77,92 @@ func TestStatusOfPage(t *testing.T) {
 	for _, path := range []string{"/other/", "/none/"} {
 		if out, talk, code := run(t, "", "status", "--page", server.URL+path); code != exitUnavailable || out != "" || talk == "" {
 			t.Errorf("%s: %q, %q, %d", path, out, talk, code)
+		}
+	}
+}
+
+// TestStatusOfLearnedRates reads a page with a rate that is learned, and prints the tier that would keep it.
+func TestStatusOfLearnedRates(t *testing.T) {
+	stats := observe.NewStats()
+	l, err := throttle.New(throttle.Policy{Name: "api", Tiers: []throttle.Tier{
+		throttle.PerHour(1000), {Limit: 5, Window: time.Second, Algorithm: throttle.GCRA, Learn: throttle.Learn{Most: 1000}},
+	}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stats.Watch("api", l); err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(page.New(page.Options{Stats: stats}))
+	defer server.Close()
+	status := func(args ...string) string {
+		t.Helper()
+		out, talk, code := run(t, "", append(args, "--page", server.URL)...)
+		if code != 0 || talk != "" {
+			t.Fatalf("%q: %q, %q, %d", args, out, talk, code)
+		}
+		return strings.Join(strings.Fields(out), " ") // the text is wrapped
+	}
+	if out := status("status"); !strings.Contains(out, "5/s is the start: nothing is learned yet, tries up to ") || strings.Contains(out, "To fix") {
+		t.Errorf("at the start:\n%s", out)
+	}
+	p, err := l.Acquire(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Refused(t.Context(), time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(1100 * time.Millisecond) // a page keeps a state for a second
+	const origin = "3.5/s is learned: refused at 5/s "
+	if out := status("status"); !strings.Contains(out, origin) || !strings.HasSuffix(out, " To fix what is in force, replace 5/s;algo=gcra;learn=1000 by 35/10s;algo=gcra;burst=5.") {
+		t.Errorf("after a refusal:\n%s", out)
+	}
+	if out := status("top", "--count", "1"); !strings.Contains(out, origin) || strings.Contains(out, "To fix") {
+		t.Errorf("top:\n%s", out)
+	}
+	var r statusResult
+	if err := json.Unmarshal([]byte(status("status", "--json")), &r); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Join(screenLines(r, nil, 72, false), "\n")
+	if !strings.Contains(lines, "\n    "+origin) {
+		t.Errorf("the screen has\n%s", lines)
+	}
+	plain, learned := r.Quotas[0].Tiers[0], r.Quotas[0].Tiers[1]
+	if plain.Learned != nil || plain.Origin+plain.Fixed != "" {
+		t.Errorf("a tier that does not learn: %+v", plain)
+	}
+	if got := learned.Learned; got == nil || got.Rate != 3.5 || got.Refused != 5 || got.Ago < 1 || got.Ago > 60 || learned.Fixed != "35/10s;algo=gcra;burst=5" {
+		t.Errorf("%+v, %+v", learned, got)
+	}
+}
+
+// TestFixedTier checks the tier that keeps a rate. It can be parsed, and is none where nothing is to keep.
+func TestFixedTier(t *testing.T) {
+	for _, test := range []struct {
+		tier     string
+		limit    int64
+		followed int64
+		learned  *store.Learned
+		want     string
+	}{
+		{"5/s", 5, 0, nil, ""},
+		{"5000/h;follow=15000", 5000, 0, nil, ""},
+		{"5000/h;algo=fixed_window;follow=15000", 800, 800, nil, "800/h;algo=fixed_window"},
+		{"2/s;algo=leaky_bucket;burst=40;follow=400", 80, 4, nil, "4/s;algo=leaky_bucket;burst=80"},
+		{"5/s;algo=gcra;learn=1000", 5, 0, &store.Learned{Rate: 5, Next: 8}, ""},
+		{"5/s;algo=gcra;learn=1000", 5, 0, &store.Learned{Rate: 17.9, Next: 18}, "17/s;algo=gcra;burst=5"},
+		{"5/s;algo=gcra;learn=1000", 5, 0, &store.Learned{Rate: 21, Refused: 20, Next: 22}, "18/s;algo=gcra;burst=5"},
+		{"5/s;unit=tokens;algo=gcra;burst=1;learn=1000", 1, 0, &store.Learned{Rate: 0.0512, Refused: 1}, "51/16m40s;unit=tokens;algo=gcra;burst=1"},
+	} {
+		tier, err := algorithms.ParseTier(test.tier)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := fixedTier(throttle.TierStatus{Tier: tier, Limit: test.limit, Followed: test.followed, Learned: test.learned})
+		if _, err := algorithms.ParseTier(got); got != test.want || got != "" && err != nil {
+			t.Errorf("%s: %q, %v, want %q", test.tier, got, err, test.want)
 		}
 	}
 }

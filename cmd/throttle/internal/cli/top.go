@@ -214,6 +214,9 @@ func screenLines(r statusResult, err error, width int, colors bool) (lines []str
 		}
 		for _, t := range q.Tiers {
 			lines = append(lines, t.line(width, bar, styled))
+			if t.Origin != "" {
+				lines = append(lines, cut("    "+plain(t.Origin), width))
+			}
 		}
 		lines = append(lines, "")
 	}

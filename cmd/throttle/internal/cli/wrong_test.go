@@ -139,10 +139,11 @@ var wrongInputs = []struct {
 	{"lines|--policy|5/s|6/s", `lines has --policy 5/s and the argument "6/s": leave one out`, exitUsage},
 	{"lines|urls.txt", "lines reads the standard input: write throttle lines --policy 5/s < urls.txt", exitUsage},
 	{"lines|5;algo=concurrency", "counts until the end of a request: use exec", exitConfig},
+	{"lines|5/s;algo=gcra;learn=1000", "a rate is learned from refusals, of which lines knows none: write a limit without learn", exitConfig},
 	{"lines|5/s|--key|a", "--key is of --name: add --name, or leave --key out", exitUsage},
 	{"lines|5/s|--file|q.db", "lines needs --name: ", exitUsage},
 
-	// Status, top, pause and resume.
+	// Status, top, pause, resume and forget.
 	{"status|a", "status needs one of --policy, --config and --page", exitUsage},
 	{"status|--policy|5/s|--config|ok.yaml", "--policy and --config are two places: status needs one of", exitUsage},
 	{"status|--policy|5/s|a|--file|missing.db", "missing.db cannot be used: there is no such file: nothing has used a quota yet", exitUnavailable},
@@ -172,6 +173,10 @@ var wrongInputs = []struct {
 	{"pause|--page|http://127.0.0.1:1/|--name|a|--token-file|empty", "--token-file empty is empty: write the control token of the proxy into it", exitUsage},
 	{"pause|--page|http://127.0.0.1:1/|--name|a|--token-file|token", "the control token has blanks or characters outside of ASCII: it must be one word", exitUsage},
 	{"resume|--policy|5/s|--name|a|--for|5m", "throttle resume has no flag --for: see throttle resume --help", exitUsage},
+	{"forget", "forget needs one of --policy, --config and --page", exitUsage},
+	{"forget|--policy|5/s;algo=gcra;learn=9|--name|a|--reason|x", "throttle forget has no flag --reason: see throttle forget --help", exitUsage},
+	{"forget|--policy|5/s;learn=9|--name|a", "Learn is 9: a rate can only be learned of a bucket", exitConfig},
+	{"forget|--page|http://127.0.0.1:1/", "forget needs --name: the name of the quota", exitUsage},
 
 	// Plans and logs.
 	{"plan|5/s", "plan needs a policy and a number of requests, such as '5/s + 10000/h' 40000", exitUsage},

@@ -22,7 +22,7 @@ import (
 	"github.com/apithrottle/throttle/page"
 )
 
-// A Wish is what a request to pause or to resume asks for, in JSON.
+// A Wish is what a request to pause, to resume or to forget asks for, in JSON.
 type Wish struct {
 	Name   string `json:"name"`
 	For    string `json:"for,omitempty"`
@@ -36,6 +36,7 @@ type Paused struct {
 	Until  *time.Time `json:"until,omitempty"`
 	Reason string     `json:"reason,omitempty"`
 	Was    *float64   `json:"was_paused_seconds,omitempty"` // of resume, if it is known
+	Forgot []string   `json:"forgot,omitempty"`             // of forget: what was learned and followed
 }
 
 // Lasts records for how long the quota is paused.
@@ -46,29 +47,44 @@ func (p *Paused) Lasts(d time.Duration) {
 	}
 }
 
-// Change pauses a quota for a length of time, or resumes it if that is zero. It returns for how long the
-// quota is paused or banned then, and of resume, was before.
-func Change(ctx context.Context, l *throttle.Limiter, length time.Duration) (done Paused, err error) {
-	stopped := func() (d time.Duration, err error) {
-		s, err := l.Status(ctx)
-		return max(s.Paused, s.Closed), err
-	}
-	if length > 0 {
-		err = l.Pause(ctx, length)
-	} else {
-		var was time.Duration
-		if was, err = stopped(); err == nil {
-			seconds := was.Seconds()
-			done.Was = &seconds
-			err = l.Resume(ctx)
+// Change pauses a quota for a length of time, resumes it, or forgets what it has learned and followed, as the
+// verb says. It returns for how long the quota is paused or banned then, and what was before.
+func Change(ctx context.Context, l *throttle.Limiter, verb string, length time.Duration) (done Paused, err error) {
+	var was throttle.Status
+	if verb != "pause" { // which holds in this process also while the store is away
+		if was, err = l.Status(ctx); err != nil {
+			return done, err
 		}
+	}
+	switch verb {
+	case "pause":
+		err = l.Pause(ctx, length)
+	case "resume":
+		seconds := max(was.Paused, was.Closed).Seconds()
+		done.Was = &seconds
+		err = l.Resume(ctx)
+	case "forget":
+		done.Forgot = known(was)
+		err = l.Forget(ctx)
 	}
 	if err != nil {
 		return done, err
 	}
-	left, err := stopped()
-	done.Lasts(left)
+	now, err := l.Status(ctx)
+	done.Lasts(max(now.Paused, now.Closed))
 	return done, err
+}
+
+// known returns what a quota itself has learned and followed, in words.
+func known(s throttle.Status) (all []string) {
+	for _, t := range s.Tiers {
+		l := t.Learned
+		learned := l != nil && (l.Refused > 0 || l.Rate != float64(t.Tier.Limit) || l.Noise > 0)
+		if t.Policy == s.Policy && (learned || t.Followed > 0) {
+			all = append(all, t.Origin())
+		}
+	}
+	return all
 }
 
 // The bounds of a Wish.
@@ -78,10 +94,10 @@ const (
 	controlTime = 5 * time.Second
 )
 
-// control pauses or resumes a quota.
+// control changes a quota.
 func (h *Handler) control(w http.ResponseWriter, r *http.Request, verb string) *problem {
 	if h.opts.ControlToken == "" {
-		return badRequest(http.StatusNotFound, "route", "This proxy does not pause by request: its file has no observability.control_token.")
+		return badRequest(http.StatusNotFound, "route", "This proxy takes no such request: its file has no observability.control_token.")
 	}
 	if r.Method != http.MethodPost {
 		p := badRequest(http.StatusMethodNotAllowed, "method", "Use POST.")
@@ -104,7 +120,7 @@ func (h *Handler) control(w http.ResponseWriter, r *http.Request, verb string) *
 			return badRequest(http.StatusBadRequest, "for", fmt.Sprintf("for is %q: it must be a length of time above zero, such as 10m, or a number of seconds.", shortened(ask.For)))
 		}
 	}
-	name, l, p := h.quota(ask.Name)
+	name, l, p := h.quota(ask.Name, verb)
 	if p != nil {
 		return p
 	}
@@ -165,7 +181,7 @@ func readWish(w http.ResponseWriter, r *http.Request, verb string) (ask Wish, er
 	switch {
 	case ask.Name == "":
 		return ask, errors.New("name is missing: it is the name of a route's quota, such as github, or its prefix")
-	case verb == "resume" && ask.For+ask.Reason != "":
+	case verb != "pause" && ask.For+ask.Reason != "":
 		return ask, errors.New("for and reason belong to a pause: leave them out")
 	case len(ask.Reason) > mostReason || strings.ContainsFunc(ask.Reason, unicode.IsControl):
 		return ask, fmt.Errorf("reason must have at most %d bytes and no control characters", mostReason)
@@ -173,14 +189,14 @@ func readWish(w http.ResponseWriter, r *http.Request, verb string) (ask Wish, er
 	return ask, nil
 }
 
-// quota returns the limiter of a name: that of a route's quota, its prefix, or "client:" and a client.
-func (h *Handler) quota(name string) (found string, l *throttle.Limiter, p *problem) {
+// quota returns the limiter of a name, for a verb: that of a route's quota, its prefix, or "client:" and a client.
+func (h *Handler) quota(name, verb string) (found string, l *throttle.Limiter, p *problem) {
 	t := h.table.Load()
 	for _, r := range t.routes {
 		for _, m := range r.Members {
 			if name == r.name()+"/"+m.Name {
 				if m.Known == nil {
-					return "", nil, apart("member "+name, "remove the member from the file")
+					return "", nil, apart("member "+name, verb, "remove the member from the file")
 				}
 				return name, m.Known, nil
 			}
@@ -189,9 +205,9 @@ func (h *Handler) quota(name string) (found string, l *throttle.Limiter, p *prob
 		case name != r.name() && name != r.Prefix:
 		case r.Known == nil:
 			if len(r.Members) > 0 {
-				return "", nil, badRequest(http.StatusConflict, "name", "The route "+r.name()+" has a pool and no quota in which all its requests count: pause its members, such as "+r.name()+"/"+r.Members[0].Name+".")
+				return "", nil, badRequest(http.StatusConflict, "name", "The route "+r.name()+" has a pool and no quota in which all its requests count: "+verb+" its members, such as "+r.name()+"/"+r.Members[0].Name+".")
 			}
-			return "", nil, apart("route "+r.name(), "give it a budget, which a pause then stops, or pause the API's other limits by removing the route from the file")
+			return "", nil, apart("route "+r.name(), verb, "give it a budget, which a pause then stops, or pause the API's other limits by removing the route from the file")
 		default:
 			return r.name(), r.Known, nil
 		}
@@ -204,8 +220,11 @@ func (h *Handler) quota(name string) (found string, l *throttle.Limiter, p *prob
 	return "", nil, badRequest(http.StatusNotFound, "name", fmt.Sprintf("No route has the name %q: the names are %s.", shortened(name), t.names()))
 }
 
-// apart returns the problem of a pause of what has no quota in which all requests count.
-func apart(what, fix string) *problem {
+// apart returns the problem of a change of what has no quota in which all requests count.
+func apart(what, verb, fix string) *problem {
+	if verb == "forget" {
+		fix = "what these have learned cannot be forgotten by request"
+	}
 	return badRequest(http.StatusConflict, "name", "The "+what+" counts each model, account or another key apart, and has no quota in which all its requests count: "+fix+".")
 }
 
@@ -227,11 +246,11 @@ func (tab *table) names() string {
 // shortened returns the beginning of a long text.
 func shortened(text string) string { return text[:min(len(text), 100)] }
 
-// change pauses or resumes a quota, and responds with its state.
+// change changes a quota, and responds with its state.
 func (h *Handler) change(w http.ResponseWriter, r *http.Request, verb, name string, l *throttle.Limiter, length time.Duration, reason string) *problem {
 	ctx, cancel := context.WithTimeout(r.Context(), controlTime)
 	defer cancel()
-	done, err := Change(ctx, l, length)
+	done, err := Change(ctx, l, verb, length)
 	if err != nil {
 		h.opts.Log.Warn("a quota was not changed by request", "verb", verb, "name", name)
 		p := badRequest(http.StatusServiceUnavailable, "unavailable", "The store of the quotas did not answer. The change may hold in this process alone: ask again.")

@@ -60,7 +60,7 @@ func (h *Handler) servePage(w http.ResponseWriter, r *http.Request, rest string)
 		w.WriteHeader(http.StatusTemporaryRedirect)
 		return nil
 	}
-	if name == "pause" || name == "resume" {
+	if name == "pause" || name == "resume" || name == "forget" {
 		return h.control(w, r, name)
 	}
 	handler := h.pages[name]

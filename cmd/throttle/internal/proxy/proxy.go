@@ -71,7 +71,7 @@ type Options struct {
 	// PagesElsewhere serves the pages by Handler.Pages alone.
 	PagesElsewhere bool
 
-	// ControlToken is what requests that pause or resume a route must send. If empty, there are none.
+	// ControlToken is what requests that pause, resume or forget must send. If empty, there are none.
 	ControlToken string
 
 	// LocalHosts refuses requests whose Host is not a name or an address of this host, as a web page
