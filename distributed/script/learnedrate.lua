@@ -6,18 +6,21 @@
 
 local MILLION = 1000000
 local RECOVERY = 45000000
-local FEWEST = 120
+local FEWEST = 100
+local REFUSED = 96
+local REFUSED_SOON = 86
+local LEAST_GAP = 10
+local FALL = 5000000
 local E_FOLD = 10000000
 local FARTHEST = 20000000
-local REST_PART = 306639
 local LOW_PART = 400000
+local REST_PART = 206299
 local REST_AFTER = 60000000
-local AFTERMATH = 1000000
 local ENOUGH_UNITS = 2000
 local PRIOR_UNITS = 20
-local LEAST_GAP = 20
-local MOST_CREDIT = 3000000
 local MOST_NOISE = 50000
+local MOST_CREDIT = 3000000
+local MOST_LIMIT = 1000000000000 -- MaxLimit
 
 local TAT = 1 -- the words
 local BAD = 2
@@ -37,7 +40,7 @@ local function learnedRate(unit, limit, micros, burst, extra)
   local faster = max(1, min((divMod(micros, E_FOLD / MILLION)), (divMod(limit, 8))))
   local rest = max(REST_AFTER, 4 * micros)
 
-  local function toRecover(bad) return max(FEWEST, (mulDiv(bad, RECOVERY, window))) end
+  local function toRecover(bad) return max(FEWEST, min((mulDiv(bad, RECOVERY, window)), MOST_LIMIT)) end
 
   local function progress(bad, units) return min((mulDiv(units, MILLION, toRecover(bad))), FARTHEST) end
 
@@ -46,7 +49,7 @@ local function learnedRate(unit, limit, micros, burst, extra)
     local x = progress(bad, units) - MILLION
     local far = max(x, -x)
     local cube = divMod((divMod(x * x, MILLION)) * far, MILLION)
-    local change = mulDiv(bad, 3 * cube, 10 * MILLION)
+    local change = mulDiv(bad, cube, FALL)
     return max(least, min(most, x < 0 and bad - change or bad + change))
   end
 
@@ -69,9 +72,15 @@ local function learnedRate(unit, limit, micros, burst, extra)
     return progress(w[BAD], w[SINCE_BAD]) < FARTHEST
   end
 
-  local function noise() return min(MILLION, (divMod(w[LOW_REFUSALS], w[LOW_UNITS] + PRIOR_UNITS))) end
+  local function noise()
+    local refusals = max(0, w[LOW_REFUSALS] - MILLION)
+    return refusals, min(MILLION, (divMod(refusals, w[LOW_UNITS] + PRIOR_UNITS)))
+  end
 
-  local function credit(more) w[CREDIT] = min(MOST_CREDIT, w[LOW_REFUSALS], w[CREDIT] + more) end
+  local function tolerate(units)
+    local refusals, part = noise()
+    w[CREDIT] = min(MOST_CREDIT, refusals, w[CREDIT] + min(units, ENOUGH_UNITS) * min(2 * part, MOST_NOISE))
+  end
 
   local function isLow()
     return w[BAD] > 0 and w[SINCE_BAD] >= LEAST_GAP and progress(w[BAD], w[SINCE_BAD]) < LOW_PART
@@ -84,7 +93,7 @@ local function learnedRate(unit, limit, micros, burst, extra)
     local rate = rateAt(bad, units)
     local limited = n <= burst and w[TAT] > 0 and now <= w[TAT] - drain(burst - n, rate) + drain(n, rate)
     w[TAT] = min(max(w[TAT], now) + drain(n, rate), now + LATEST)
-    credit(min(n, ENOUGH_UNITS) * min(2 * noise(), MOST_NOISE))
+    tolerate(n)
     if isLow() then
       w[LOW_UNITS] = w[LOW_UNITS] + min(n, ENOUGH_UNITS)
       if w[LOW_UNITS] > ENOUGH_UNITS then
@@ -116,19 +125,19 @@ local function learnedRate(unit, limit, micros, burst, extra)
 
     refuse = function(now, admitted)
       local since = w[SINCE]
-      if since > 0 and admitted < since + AFTERMATH then return admitted <= since end
-      local before = mulDiv(w[SINCE_BAD], admitted - since, max(1, now - since))
-      if before >= LEAST_GAP and isLow() then w[LOW_REFUSALS] = w[LOW_REFUSALS] + MILLION end
+      if since > 0 and admitted <= since then return true end
+      local soon = since > 0 and (mulDiv(w[SINCE_BAD], admitted - since, max(1, now - since))) < LEAST_GAP
+      if isLow() and not soon then w[LOW_REFUSALS] = w[LOW_REFUSALS] + MILLION end
       if w[CREDIT] >= MILLION then
         w[CREDIT] = w[CREDIT] - MILLION
         return true
       end
-      local rate = present()
-      w[BAD], w[SINCE_BAD], w[SINCE] = rate, 0, now
-      credit(MOST_CREDIT)
-      local ahead = w[TAT] - now
-      if ahead > 0 then w[TAT] = now + ceilMulDiv(ahead, rate, (rateAt(rate, 0))) end
-      return true
+      local rate, part = present(), soon and REFUSED_SOON or REFUSED
+      local bad = max(least, (divMod(rate, 100)) * part)
+      w[BAD], w[SINCE_BAD], w[SINCE], w[CREDIT] = bad, 0, now, min(MOST_CREDIT, (noise()))
+      local slower = rateAt(bad, 0)
+      w[TAT] = now + min(max(ceilMulDiv(max(0, w[TAT] - now), rate, slower), drain(burst, slower)), LATEST)
+      return not soon
     end,
 
     hasLearned = function() return w[BAD] > 0 or w[SINCE_BAD] > 0 end,
