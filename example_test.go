@@ -35,6 +35,11 @@ func newLimiter(name, spec string) *throttle.Limiter {
 	return l
 }
 
+// responding returns an API with one response.
+func responding(status int, header ...string) http.RoundTripper {
+	return roundTripper(func(*http.Request) (*http.Response, error) { return trAnswer(status, header...), nil })
+}
+
 // A Forecast reports how long a batch's next request would wait, and for which tier.
 func ExampleLimiter_Forecast() {
 	lim := newLimiter("mail", "2/h + 100/d | guard=none")
@@ -90,6 +95,41 @@ func ExampleLimiter_SetPolicy() {
 	// Output:
 	// false
 	// true false
+}
+
+// A tier that follows takes over the limit of the account. The second response that names 15,000 raises it.
+func ExampleFollow() {
+	lim := newLimiter("api", "5000/h;follow=15000")
+	api := &throttle.Transport{
+		Limiter: lim,
+		Base:    responding(http.StatusOK, "X-RateLimit-Limit", "15000"),
+		Profile: &answers.Profile{Quotas: []answers.Quota{{Limit: answers.Field{Header: "X-RateLimit-Limit"}}}},
+	}
+	for range 2 {
+		if _, err := (&http.Client{Transport: api}).Get("http://api.example/"); err != nil {
+			fmt.Println(err)
+			return
+		}
+		status, err := lim.Status(context.Background())
+		fmt.Println(status.Tiers[0].Limit, err)
+	}
+	// Output:
+	// 5000 <nil>
+	// 15000 <nil>
+}
+
+// A tier that learns starts at its Limit. When the provider refuses a request, it continues at a lower rate.
+func ExampleLearn() {
+	lim := newLimiter("api", "20/s;algo=gcra;burst=1;learn=1..1000")
+	api := &throttle.Transport{Limiter: lim, Base: responding(http.StatusTooManyRequests)}
+	if _, err := (&http.Client{Transport: api}).Get("http://api.example/"); err != nil {
+		fmt.Println(err)
+		return
+	}
+	status, err := lim.Status(context.Background())
+	fmt.Println(status.Tiers[0].Learned.Rate < 20, err)
+	// Output:
+	// true <nil>
 }
 
 // Resume ends a pause early, for example after the provider has lifted a block.

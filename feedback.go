@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/admit"
 	"github.com/apithrottle/throttle/internal/retryafter"
@@ -41,8 +40,10 @@ func (a *admission) observeScope(c *admit.Charge, readings []answers.Reading, re
 		if tiers[tier].Phase == UnknownPhase && r.Has&answers.HasReset != 0 && !r.Full {
 			align(c, tier, r)
 		}
-		if used, ok := usedOf(r, tiers[tier]); ok {
-			o := store.Observation{Tier: tier, Used: used, Exact: r.Authoritative, Full: r.Full, Refused: refused}
+		// What was counted under a higher limit may exceed what the provider counts under a lower one.
+		lower := r.Remaining > 0 && tiers[tier].Capacity() < rev.Plan.Tiers()[tier].Capacity()
+		if used, ok := usedOf(r, tiers[tier].Capacity()); ok {
+			o := store.Observation{Tier: tier, Used: used, Exact: r.Authoritative || lower, Full: r.Full, Refused: refused}
 			o.Reset, o.Slack = resetOf(r)
 			seen = append(seen, o)
 		}
@@ -74,55 +75,64 @@ func (a *admission) pauseUntilReset(r answers.Reading, status int, after *admit.
 	_ = c.Scope.Pause(context.Background(), c.Revision, toldPause(c.Revision, r.Reset, r.FromBody), admit.PausedBy{Cause: string(PausedByResponse), Status: status}, after)
 }
 
-// tierFor returns the tier of a reading, and the policy of its scope: the first tier with the
-// reported limit, in any scope, or else the tier of the innermost scope that has one for the reading.
-// It returns nil if there is none. Policies with IgnoreReports have none.
+// A match says how well a tier fits a reading of its unit and window.
+type match int
+
+const (
+	unitMatch   match = iota // the only one
+	followMatch              // the only one that follows the limit which the reading names
+	limitMatch               // one with that limit
+)
+
+// tierFor returns the tier of a reading, and the policy of its scope: the tier that fits best, and of
+// those that of the innermost scope. It returns nil if there is none. Policies with IgnoreReports have
+// none.
 func (a *admission) tierFor(r answers.Reading) (of *admit.Revision, tier int) {
-	matched := false
+	var best match
 	a.EachRevision(func(rev *admit.Revision) {
 		if rev.IgnoreReports {
 			return
 		}
-		if i, exact := tierFor(rev, r); i >= 0 && (of == nil || exact && !matched) {
-			of, tier, matched = rev, i, exact
+		if i, fits := tierFor(rev, r); i >= 0 && (of == nil || fits > best) {
+			of, tier, best = rev, i, fits
 		}
 	})
 	return of, tier
 }
 
-// tierFor returns the tier of a reading in the scope: the tier of its unit with its window or its
-// limit, as far as it reports those, or the only one that can take over that limit, or the only tier of its
-// unit. It returns -1 if there is none.
-// A provider knows nothing of budgets. exact reports that the tier has the reported limit.
-func tierFor(rev *admit.Revision, r answers.Reading) (tier int, exact bool) {
-	found, takes, tiers := -1, false, rev.Plan.Tiers() // takes: found is the first that can follow the limit
-	for i, tier := range tiers {
-		then, _ := rev.Plan.Named(rev.Plan.Declared(i), r.Limit)
+// tierFor returns the tier of a reading in the scope. It returns a negative number if there is none, or
+// if several fit as well. A provider knows nothing of budgets.
+func tierFor(rev *admit.Revision, r answers.Reading) (tier int, best match) {
+	const none, several = -1, -2
+	tier = none
+	for i, t := range rev.Plan.Tiers() {
+		fits := unitMatch
 		switch {
-		case tier.Unit != r.Unit || tier.Algorithm == Concurrency || tier.Budget || tier.Learns() || rev.Plan.IsPace(i):
-		case r.Window != 0 && r.Window != tier.Window && r.Window != tier.FillTime():
-		case r.Limit == tier.Capacity():
-			return i, true
-		case found < 0, then == r.Limit && !takes:
-			found, takes = i, then == r.Limit
-		case takes && then != r.Limit:
-		default:
-			found = len(tiers) // ambiguous
+		case t.Unit != r.Unit || t.Algorithm == Concurrency || t.Budget || t.Learns() || rev.Plan.IsPace(i):
+			continue
+		case r.Window != 0 && r.Window != t.Window && r.Window != t.FillTime():
+			continue
+		case r.Limit == t.Capacity():
+			return i, limitMatch
+		case r.Limit > 0 && t.Follows():
+			fits = followMatch
+		}
+		if tier == none || fits > best {
+			tier, best = i, fits
+		} else if fits == best {
+			tier = several
 		}
 	}
-	if found == len(tiers) {
-		return -1, false
-	}
-	return found, false
+	return tier, best
 }
 
-// usedOf returns how many units of a tier its provider counts.
-func usedOf(r answers.Reading, t algorithms.Tier) (used int64, ok bool) {
+// usedOf returns how many units of a tier with a limit its provider counts.
+func usedOf(r answers.Reading, limit int64) (used int64, ok bool) {
 	switch {
 	case r.Has&answers.HasReset != 0 && r.Reset <= 0: // a reading of a window that has ended
 		return 0, false
 	case r.Has&answers.HasRemaining != 0:
-		return max(0, t.Capacity()-r.Remaining), true
+		return max(0, limit-r.Remaining), true
 	case r.Has&answers.HasUsed != 0:
 		return r.Used, true
 	}

@@ -366,6 +366,58 @@ func TestFollowSeveralTiers(t *testing.T) {
 	}
 }
 
+// A limit without a window is that of the only tier of its unit that follows.
+func TestFollowWithoutAWindow(t *testing.T) {
+	minute, hourly, day := per(time.Minute, 10, throttle.FixedWindow), per(hour, 100, throttle.FixedWindow), per(24*hour, 1000, throttle.FixedWindow)
+	for _, c := range []struct {
+		tiers []throttle.Tier
+		want  string
+	}{
+		{[]throttle.Tier{minute, follows(hourly, 0, 10000), day}, "10 500 1000"},
+		{[]throttle.Tier{follows(minute, 0, 1000), hourly}, "500 100"},
+		{[]throttle.Tier{follows(minute, 0, 1000), follows(hourly, 0, 1000)}, "10 100"},
+		{[]throttle.Tier{follows(minute, 0, 1000), follows(hourly, 0, 1000), follows(day, 0, 10000)}, "10 100 1000"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			l, tr, api := following(t, exact(c.tiers...), nil)
+			api.set(500)
+			sendAll(t, tr, 3)
+			if got := limits(t, l); got != c.want {
+				t.Errorf("the limits are %s, want %s", got, c.want)
+			}
+		})
+	}
+}
+
+// A Burst below the Limit is the caller's own, and stays.
+func TestFollowKeepsASmallBurst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := follows(throttle.Tier{Limit: 5000, Window: hour, Algorithm: throttle.GCRA, Burst: 10}, 0, 15000)
+		l, tr, api := following(t, exact(tier), nil)
+		api.set(15000)
+		sendAll(t, tr, 3)
+		time.Sleep(time.Minute)
+		if n := sendAll(t, tr, 100); n != 10 {
+			t.Errorf("%d at once, want 10", n)
+		}
+		start := time.Now()
+		for range 100 {
+			if err := l.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if took := time.Since(start); took != 24*sec {
+			t.Errorf("100 requests took %v, want 24s at 15,000 an hour", took)
+		}
+		time.Sleep(time.Minute)
+		api.set(8) // below the lowest
+		sendAll(t, tr, 1)
+		if got := status(t, l).Tiers[0].Tier; got.Limit != 500 || got.Burst != 10 {
+			t.Errorf("the tier is %v", got)
+		}
+	})
+}
+
 // One response does not agree with itself.
 func TestFollowNeedsTwoResponses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -786,4 +838,259 @@ func TestFollowBesideOtherTiers(t *testing.T) {
 			t.Error(got)
 		}
 	})
+}
+
+// slowly sends a request whose response names a limit after some time.
+func slowly(t *testing.T, tr *throttle.Transport, limit int64, after time.Duration) {
+	t.Helper()
+	own := *tr
+	own.Base = roundTripper(func(r *http.Request) (*http.Response, error) {
+		time.Sleep(after)
+		resp := trAnswer(200, "X-RateLimit-Limit", fmt.Sprint(limit))
+		resp.Request = r
+		return resp, nil
+	})
+	if _, err := trSend(t.Context(), &own); err != nil {
+		t.Error(err)
+	}
+}
+
+// Callers that wait inside another quota, or in a Pool, go at once when the limit rises.
+func TestFollowWakesCallersElsewhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner, outer := exact(per(hour, 1000, throttle.FixedWindow)), exact(follows(per(hour, 4, throttle.FixedWindow), 0, 100))
+		inner.Name, outer.Name = "inner", "outer"
+		l, o := within(t, inner, outer)
+		member := exact(follows(per(hour, 4, throttle.FixedWindow), 0, 100))
+		member.Name = "member"
+		m := mustNew(t, member, nil)
+		pool, err := throttle.NewPool(throttle.Member{Name: "m", Limiter: m})
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		var wg sync.WaitGroup
+		for _, of := range []*throttle.Limiter{o, m} {
+			for _, after := range []time.Duration{sec, 2 * sec} {
+				wg.Go(func() { slowly(t, &throttle.Transport{Limiter: of, Profile: namesLimit}, 20, after) })
+				synctest.Wait()
+			}
+		}
+		for range 5 {
+			wg.Go(func() {
+				if err := l.Wait(t.Context()); err != nil || time.Since(start) > 2*sec {
+					t.Errorf("inside another: %v after %v", err, time.Since(start))
+				}
+			})
+			wg.Go(func() {
+				if p, err := pool.Acquire(t.Context(), nil); err != nil || time.Since(start) > 2*sec {
+					t.Errorf("in a Pool: %v after %v", err, time.Since(start))
+				} else {
+					p.Release()
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
+// A quota that starts used up, one whose Batch requests leave headroom, and a client that retries follow as others do.
+func TestFollowBesideOptions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := exact(follows(per(time.Minute, 10, throttle.FixedWindow), 0, 100))
+		p.AssumeUsed, p.Headroom, p.Aging = true, 20, hour
+		l, tr, api := following(t, p, nil)
+		if l.Allow() {
+			t.Error("admitted, and the use before is not known")
+		}
+		time.Sleep(time.Minute)
+		api.set(50)
+		sendAll(t, tr, 2)
+		n := 2
+		for {
+			permit, err := l.TryAcquire(throttle.WithClass(t.Context(), throttle.Batch), nil)
+			if err != nil {
+				break
+			}
+			permit.Release()
+			n++
+		}
+		if n != 40 {
+			t.Errorf("with headroom %d of 50 were admitted, want 40", n)
+		}
+		if n += sendAll(t, tr, 100); n != 50 {
+			t.Errorf("%d of 50 were admitted", n)
+		}
+	})
+}
+
+// Through a storm of limits, policies and cancellations, the quota stays within its bounds, and is quiet again afterwards.
+func TestStormOfNamedLimits(t *testing.T) {
+	for seed := range uint64(8) {
+		synctest.Test(t, func(t *testing.T) {
+			names := []string{"fixed", "log", "sliding", "anchored", "weighted", "token", "gcra", "burst"}
+			tier := followers()[names[seed]]
+			tier.Window /= 3600
+			p := exact(tier, throttle.Tier{Limit: 12, Algorithm: throttle.Concurrency}, throttle.Tier{Limit: 5000, Window: sec, Unit: "tokens", Estimated: true})
+			p.Guard = 50 * ms
+			s := local.New()
+			limiters := []*throttle.Limiter{mustNew(t, p, s), mustNew(t, p, s)}
+			var wg sync.WaitGroup
+			for w := range 16 {
+				r := rand.New(rand.NewPCG(seed, uint64(w)))
+				wg.Go(func() { stormOfLimits(t, r, limiters[w%2], p) })
+			}
+			wg.Wait()
+			for _, l := range limiters {
+				if err := l.SetPolicy(t.Context(), p); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := limiters[0].Forget(t.Context()); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(10 * sec)
+			for i, tier := range status(t, limiters[1]).Tiers {
+				if tier.Used != 0 || tier.InFlight != 0 {
+					t.Errorf("seed %d, tier %d: %v", seed, i, tier)
+				}
+			}
+			if got := limitOf(t, limiters[1]); got != 50 {
+				t.Errorf("seed %d: the limit is %d, want 50", seed, got)
+			}
+		})
+	}
+}
+
+// stormOfLimits makes calls whose responses name limits.
+func stormOfLimits(t *testing.T, r *rand.Rand, l *throttle.Limiter, p throttle.Policy) {
+	tr := &throttle.Transport{Limiter: l, Profile: namesLimit, Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"tokens": r.Int64N(100)} },
+		Base: roundTripper(func(req *http.Request) (*http.Response, error) {
+			if r.IntN(10) == 0 {
+				return nil, errors.New("lost")
+			}
+			time.Sleep(time.Duration(r.IntN(100)) * ms)
+			return trAnswer(200, "X-RateLimit-Limit", fmt.Sprint(r.IntN(300)), "X-RateLimit-Remaining", fmt.Sprint(r.IntN(300))), req.Context().Err()
+		})}
+	for range 100 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(r.IntN(300))*ms)
+		switch r.IntN(12) {
+		case 0:
+			p.MaxWait = time.Duration(1+r.IntN(3)) * sec
+			_ = l.SetPolicy(ctx, p)
+		case 1:
+			_ = l.Forget(ctx)
+		case 2, 3:
+			if permit, err := l.Acquire(ctx, throttle.Cost{"tokens": r.Int64N(50)}); err == nil {
+				endPermit(r, permit)
+			}
+		default:
+			_, _ = trSend(ctx, tr)
+		}
+		cancel()
+		if limit := limitOf(t, l); limit < 5 || limit > 150 {
+			t.Errorf("the limit is %d", limit)
+		}
+	}
+}
+
+// A response that names a limit without a window is about the tier of its unit that follows, if one does, also
+// in a quota around the request's own.
+func TestFollowFindsTheTierThatFollows(t *testing.T) {
+	follows := throttle.Tier{Limit: 5000, Window: time.Hour, Algorithm: throttle.FixedWindow, Follow: throttle.Follow{Most: 15000}}
+	for _, c := range []struct {
+		name         string
+		inner, outer []throttle.Tier
+		want         string
+	}{
+		{"one of two", []throttle.Tier{throttle.PerMinute(900), follows}, nil, "900 6000"},
+		{"around", []throttle.Tier{throttle.PerMinute(900)}, []throttle.Tier{follows}, "900 6000"},
+		{"two that follow", []throttle.Tier{follows, {Limit: 100_000, Window: 24 * time.Hour, Follow: throttle.Follow{Most: 1_000_000}}}, nil, "5000 100000"},
+		{"another with this limit", []throttle.Tier{{Limit: 6000, Window: 24 * time.Hour}, follows}, nil, "6000 5000"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l, err := throttle.New(throttle.Policy{Name: "inner", Tiers: c.inner}, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if c.outer != nil {
+					outer, err := throttle.New(throttle.Policy{Name: "outer", Tiers: c.outer}, nil)
+					if err != nil {
+						t.Fatal(err)
+					}
+					l = l.Within(outer)
+				}
+				client := &http.Client{Transport: &throttle.Transport{Limiter: l, Base: &namer{limit: 6000}, Profile: namesLimit}}
+				for range 2 {
+					resp, err := client.Get("http://api.test/")
+					if err != nil {
+						t.Fatal(err)
+					}
+					resp.Body.Close()
+				}
+				if got := limits(t, l); got != c.want {
+					t.Errorf("the limits are %s, want %s", got, c.want)
+				}
+			})
+		})
+	}
+}
+
+// saying is a provider whose responses have the same headers.
+type saying struct{ limit, left, reset string }
+
+func (s *saying) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp := &http.Response{StatusCode: 200, Header: make(http.Header), Body: http.NoBody, Request: req}
+	resp.Header.Set("X-RateLimit-Limit", s.limit)
+	resp.Header.Set("X-RateLimit-Remaining", s.left)
+	resp.Header.Set("X-RateLimit-Reset", s.reset)
+	return resp, nil
+}
+
+// What is left counts in the limit that the tier takes over, and not in one that its bounds exclude. The
+// response that changes the limit counts, too.
+func TestFollowCountsWhatIsLeft(t *testing.T) {
+	profile := &answers.Profile{Quotas: []answers.Quota{{
+		Limit: answers.Field{Header: "X-RateLimit-Limit"}, Remaining: answers.Field{Header: "X-RateLimit-Remaining"},
+		Reset: answers.Field{Header: "X-RateLimit-Reset", Format: answers.Seconds},
+	}}}
+	for _, c := range []struct {
+		name        string
+		says        saying
+		limit, used int64
+	}{
+		{"above the most", saying{"1000000", "999000", "60"}, 1500, 2},
+		{"below the least", saying{"10", "3", "60"}, 500, 497},
+		{"lower", saying{"700", "100", "60"}, 700, 600},
+		{"nothing left", saying{"700", "0", "60"}, 700, 700},
+		{"higher", saying{"1200", "200", "60"}, 1200, 1000},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				tier := throttle.Tier{Limit: 1000, Window: time.Minute, Follow: throttle.Follow{Least: 500, Most: 1500}}
+				l, err := throttle.New(throttle.Policy{Name: "api", Tiers: []throttle.Tier{tier}}, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				client := &http.Client{Transport: &throttle.Transport{Limiter: l, Base: &c.says, Profile: profile}}
+				for range 2 {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond) // the second may have to wait
+					req, _ := http.NewRequestWithContext(ctx, "GET", "http://api.test/", nil)
+					if resp, err := client.Do(req); err == nil {
+						resp.Body.Close()
+					}
+					cancel()
+				}
+				s, err := l.Status(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				// The second response reports what the first did, and may be to a request on top of it.
+				if got := s.Tiers[0]; got.Limit != c.limit || got.Used < c.used || got.Used > c.used+1 {
+					t.Errorf("%d of %d are used, want %d or one more of %d", got.Used, got.Limit, c.used, c.limit)
+				}
+			})
+		})
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"math/rand/v2"
 	"net/http"
 	"strings"
 	"sync"
@@ -25,6 +26,9 @@ func learns(limit, burst int64) throttle.Tier {
 	return throttle.Tier{Limit: limit, Window: sec, Algorithm: throttle.GCRA, Burst: burst, Learn: throttle.Learn{Least: 1, Most: 1000}}
 }
 
+// A refusal leaves this part of the rate.
+const left = 0.7
+
 // learnedOf returns what the n-th tier has learned.
 func learnedOf(t *testing.T, l *throttle.Limiter, n int) store.Learned {
 	t.Helper()
@@ -37,6 +41,14 @@ func learnedOf(t *testing.T, l *throttle.Limiter, n int) store.Learned {
 
 // isRate allows for the growth by the units that the test itself sends.
 func isRate(got, want float64) bool { return math.Abs(got-want) <= want/100 }
+
+// checkRate checks the rate of the first tier.
+func checkRate(t *testing.T, l *throttle.Limiter, want float64) {
+	t.Helper()
+	if got := learnedOf(t, l, 0).Rate; !isRate(got, want) {
+		t.Errorf("the rate is %v, want %v", got, want)
+	}
+}
 
 // sends sends as many requests at once and returns when all have their response.
 func sends(t *testing.T, rt http.RoundTripper, n int) {
@@ -70,12 +82,12 @@ func TestRefusalsOfOneMomentAreOneEvent(t *testing.T) {
 			start := learnedOf(t, l, 0).Rate
 			tr := &throttle.Transport{Limiter: l, Base: answersWith(status)}
 			sends(t, tr, 20)
-			if got := learnedOf(t, l, 0); start != 100 || !isRate(got.Rate, 70) || !isRate(got.Refused, 100) {
-				t.Errorf("the rate was %v and is %+v, want 70 of 100", start, got)
+			if got := learnedOf(t, l, 0); start != 100 || !isRate(got.Rate, 100*left) || !isRate(got.Refused, 100) {
+				t.Errorf("the rate was %v and is %+v, want %v of 100", start, got, 100*left)
 			}
 			time.Sleep(10 * sec)
 			sends(t, tr, 20) // a probe, and the others after it
-			if got := learnedOf(t, l, 0); got.Rate < 49 {
+			if got := learnedOf(t, l, 0); got.Rate < 100*left*left {
 				t.Errorf("after refused probes: %+v", got)
 			}
 		})
@@ -100,12 +112,12 @@ func TestWhatTeaches(t *testing.T) {
 		tokens float64
 		paused bool
 	}{
-		{"a refusal", 429, nil, 70, 700, false},
-		{"a told wait", 429, []string{"Retry-After", "7"}, 70, 700, true},
-		{"a wait of zero", 429, []string{"Retry-After", "0"}, 70, 700, true},
-		{"a refusal of requests", 431, nil, 70, 1000, false},
-		{"a refusal of tokens", 430, nil, 100, 700, false},
-		{"a slow down", 503, []string{"X-Slow-Down", "1"}, 70, 700, false},
+		{"a refusal", 429, nil, 100 * left, 1000 * left, false},
+		{"a told wait", 429, []string{"Retry-After", "7"}, 100 * left, 1000 * left, true},
+		{"a wait of zero", 429, []string{"Retry-After", "0"}, 100 * left, 1000 * left, true},
+		{"a refusal of requests", 431, nil, 100 * left, 1000, false},
+		{"a refusal of tokens", 430, nil, 100, 1000 * left, false},
+		{"a slow down", 503, []string{"X-Slow-Down", "1"}, 100 * left, 1000 * left, false},
 		{"a ban", 418, nil, 100, 1000, true},
 		{"an unpaid bill", 402, nil, 100, 1000, false},
 		{"too large", 413, nil, 100, 1000, false},
@@ -284,15 +296,13 @@ func TestLearnAndSetPolicy(t *testing.T) {
 		}
 		check := func(what string, want float64) {
 			t.Helper()
-			if got := learnedOf(t, l, 0).Rate; !isRate(got, want) {
-				t.Errorf("%s: the rate is %v, want %v", what, got, want)
-			}
+			checkRate(t, l, want)
 		}
-		check("refused", 70)
+		check("refused", 100*left)
 		wider := learns(100, 5)
 		wider.Learn = throttle.Learn{Least: 1, Most: 5000}
 		set(wider)
-		check("wider bounds", 70)
+		check("wider bounds", 100*left)
 		narrower := learns(30, 5)
 		narrower.Learn = throttle.Learn{Least: 10, Most: 50}
 		set(narrower)
@@ -323,14 +333,14 @@ func TestLearnWithin(t *testing.T) {
 		name         string
 		inner, outer throttle.Tier
 		status       int
-		want         string
+		want         [2]float64
 	}{
-		{"inner learns", learns(100, 5), fixed, 429, "70 0"},
-		{"inner learns, outer refuses", learns(100, 5), fixed, 430, "100 0"},
-		{"outer learns, inner refuses", fixed, learns(100, 5), 429, "0 100"},
-		{"outer learns and refuses", fixed, learns(100, 5), 430, "0 70"},
-		{"both learn, inner refuses", learns(100, 5), learns(200, 5), 429, "70 200"},
-		{"both learn, outer refuses", learns(100, 5), learns(200, 5), 430, "100 140"},
+		{"inner learns", learns(100, 5), fixed, 429, [2]float64{100 * left, 0}},
+		{"inner learns, outer refuses", learns(100, 5), fixed, 430, [2]float64{100, 0}},
+		{"outer learns, inner refuses", fixed, learns(100, 5), 429, [2]float64{0, 100}},
+		{"outer learns and refuses", fixed, learns(100, 5), 430, [2]float64{0, 100 * left}},
+		{"both learn, inner refuses", learns(100, 5), learns(200, 5), 429, [2]float64{100 * left, 200}},
+		{"both learn, outer refuses", learns(100, 5), learns(200, 5), 430, [2]float64{100, 200 * left}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -338,16 +348,14 @@ func TestLearnWithin(t *testing.T) {
 				inner.Name, outer.Name = "inner", "outer"
 				l, _ := within(t, inner, outer)
 				sends(t, &throttle.Transport{Limiter: l, Profile: profile, Base: answersWith(func() *http.Response { return trAnswer(c.status) })}, 1)
-				var rates []string
-				for _, tier := range status(t, l).Tiers {
+				for i, tier := range status(t, l).Tiers {
 					rate := 0.
 					if tier.Learned != nil {
 						rate = tier.Learned.Rate
 					}
-					rates = append(rates, fmt.Sprintf("%.0f", rate))
-				}
-				if got := strings.Join(rates, " "); got != c.want {
-					t.Errorf("the rates are %s, want %s", got, c.want)
+					if !isRate(rate, c.want[i]) {
+						t.Errorf("rate %d is %v, want %v", i, rate, c.want[i])
+					}
 				}
 			})
 		})
@@ -368,15 +376,11 @@ func TestLearnInAGroup(t *testing.T) {
 		for i := range 100 {
 			g.For(fmt.Sprint(i)).Allow()
 		}
-		if got := learnedOf(t, g.For("a"), 0).Rate; !isRate(got, 70) {
-			t.Errorf("the rate is %v, want 70", got)
-		}
+		checkRate(t, g.For("a"), 100*left)
 		for i := range 300 { // more keys than there is room for
 			key := fmt.Sprint("taught", i)
 			teach(key)
-			if got := learnedOf(t, g.For(key), 0).Rate; !isRate(got, 70) {
-				t.Errorf("key %d: the rate is %v, want 70", i, got)
-			}
+			checkRate(t, g.For(key), 100*left)
 		}
 		if g.Len() > 200 {
 			t.Errorf("%d keys, want 200 at most", g.Len())
@@ -410,8 +414,8 @@ func TestLearnInAPool(t *testing.T) {
 			t.Fatal(err)
 		}
 		sends(t, &throttle.Transport{Pool: pool, Rewrite: func(*http.Request, string) error { return nil }, Base: answersWith(tooMany, ok)}, 1)
-		if x, y := learnedOf(t, la, 0).Rate, learnedOf(t, lb, 0).Rate; !isRate(x, 70) || !isRate(y, 100) {
-			t.Errorf("the rates are %v and %v, want 70 and 100", x, y)
+		if x, y := learnedOf(t, la, 0).Rate, learnedOf(t, lb, 0).Rate; !isRate(x, 100*left) || !isRate(y, 100) {
+			t.Errorf("the rates are %v and %v, want %v and 100", x, y, 100*left)
 		}
 	})
 }
@@ -428,9 +432,7 @@ func TestEventTeaches(t *testing.T) {
 		})}
 		sends(t, tr, 1)
 		synctest.Wait()
-		if got := learnedOf(t, l, 0).Rate; !isRate(got, 70) {
-			t.Errorf("the rate is %v, want 70", got)
-		}
+		checkRate(t, l, 100*left)
 	})
 }
 
@@ -449,8 +451,8 @@ func TestLearnBesideOtherTiers(t *testing.T) {
 		open := acquire(t, l, throttle.Cost{"tokens": 400, "cents": 260})
 		tr := &throttle.Transport{Limiter: l, Base: answersWith(tooMany, ok)}
 		sends(t, tr, 1)
-		if got := learnedOf(t, l, 0).Rate; !isRate(got, 70) || alerts != 1 {
-			t.Errorf("the rate is %v, want 70; %d alerts", got, alerts)
+		if got := learnedOf(t, l, 0).Rate; !isRate(got, 100*left) || alerts != 1 {
+			t.Errorf("the rate is %v, want %v; %d alerts", got, 100*left, alerts)
 		}
 		if err := open.Settle(throttle.Cost{"tokens": 150}); err != nil {
 			t.Error(err)
@@ -501,9 +503,7 @@ func TestLearnAfterPanics(t *testing.T) {
 		}
 		tr := &throttle.Transport{Limiter: l, Base: answersWith(tooMany, ok)}
 		survive(func() { _, _ = trSend(t.Context(), tr) })
-		if got := learnedOf(t, l, 0).Rate; !isRate(got, 70) {
-			t.Errorf("the rate is %v, want 70", got)
-		}
+		checkRate(t, l, 100*left)
 		panics = false
 		time.Sleep(5 * sec)
 		sends(t, tr, 3)
@@ -552,9 +552,7 @@ func TestLearnInASharedStore(t *testing.T) {
 		s := local.New()
 		a, b := mustNew(t, exact(learns(100, 5)), s), mustNew(t, exact(learns(100, 5)), s)
 		sends(t, &throttle.Transport{Limiter: a, Base: answersWith(tooMany)}, 1)
-		if got := learnedOf(t, b, 0).Rate; !isRate(got, 70) {
-			t.Errorf("the rate is %v, want 70", got)
-		}
+		checkRate(t, b, 100*left)
 	})
 }
 
@@ -565,70 +563,133 @@ func TestShadowLearnsNothing(t *testing.T) {
 		p.Shadow = true
 		l := mustNew(t, p, nil)
 		sends(t, &throttle.Transport{Limiter: l, Base: answersWith(tooMany)}, 10)
-		if got := learnedOf(t, l, 0).Rate; !isRate(got, 100) {
-			t.Errorf("the rate is %v, want 100", got)
-		}
+		checkRate(t, l, 100)
 	})
 }
 
-// A caller whose own object is always refused does not slow down the others.
+// A caller whose own object is always refused does not slow down the others, if a rule tells these refusals.
 func TestRefusalsOfOneObject(t *testing.T) {
 	for _, part := range []int{20, 5, 2} {
-		for _, named := range []bool{true, false} {
-			t.Run(fmt.Sprintf("one of %d, named: %v", part, named), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					l := mustNew(t, exact(learns(20, 2)), nil)
-					api := throttletest.New(throttle.Tier{Limit: 50, Window: sec, Algorithm: throttle.GCRA, Burst: 50})
-					api.Header = throttletest.NoRetryAfter
-					profile := &answers.Profile{}
-					if named {
-						profile.Rules = []answers.Rule{{Status: 429, Header: "X-Object", Kind: answers.Other}}
+		synctest.Test(t, func(t *testing.T) {
+			l := mustNew(t, exact(learns(20, 2)), nil)
+			api := throttletest.New(throttle.Tier{Limit: 50, Window: sec, Algorithm: throttle.GCRA, Burst: 50})
+			api.Header = throttletest.NoRetryAfter
+			api.Hold = func() time.Duration { return 20 * ms }
+			tr := &throttle.Transport{
+				Limiter: l,
+				Profile: &answers.Profile{Rules: []answers.Rule{{Status: 429, Header: "X-Object", Kind: answers.Other}}},
+				Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+					if r.URL.Path != "/own" {
+						return api.RoundTrip(r)
 					}
-					good := 0
-					var mu sync.Mutex
-					tr := &throttle.Transport{Limiter: l, Profile: profile, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-						time.Sleep(20 * ms)
-						if r.URL.Path == "/own" {
-							return trAnswer(429, "X-Object", "1"), nil
+					time.Sleep(20 * ms)
+					return trAnswer(429, "X-Object", "1"), nil
+				}),
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+			defer cancel()
+			var wg sync.WaitGroup
+			for i := range 20 {
+				path := "http://api.test/"
+				if i%part == 0 {
+					path += "own"
+				}
+				wg.Go(func() {
+					for {
+						req, err := http.NewRequestWithContext(ctx, "GET", path, nil)
+						if err != nil {
+							t.Error(err)
 						}
-						resp, err := api.RoundTrip(r)
-						if err == nil && resp.StatusCode == 200 {
-							mu.Lock()
-							good++
-							mu.Unlock()
+						resp, err := tr.RoundTrip(req)
+						if err != nil {
+							return
 						}
-						return resp, err
-					})}
-					ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
-					defer cancel()
-					var wg sync.WaitGroup
-					for i := range 20 {
-						path := "http://api.test/"
-						if i%part == 0 {
-							path += "own"
-						}
-						wg.Go(func() {
-							for {
-								req, _ := http.NewRequestWithContext(ctx, "GET", path, nil)
-								resp, err := tr.RoundTrip(req)
-								if err != nil {
-									if !errors.Is(err, context.DeadlineExceeded) {
-										t.Error(err)
-									}
-									return
-								}
-								resp.Body.Close()
-							}
-						})
+						resp.Body.Close()
 					}
-					time.Sleep(10 * time.Minute)
-					mu.Lock()
-					good = 0
-					mu.Unlock()
-					wg.Wait()
-					t.Logf("goodput of the others: %.1f/s of %.1f, rate %+v", float64(good)/600, 50*(1-1/float64(part)), learnedOf(t, l, 0))
 				})
-			})
+			}
+			time.Sleep(5 * time.Minute)
+			before := api.Summary().Accepted
+			wg.Wait()
+			if good := float64(api.Summary().Accepted-before) / 300; good < 0.85*50 {
+				t.Errorf("one of %d requests is refused for its object, and the others have %.1f/s of 50", part, good)
+			}
+		})
+	}
+}
+
+// Through a storm of refusals, cancellations and policies, rates stay within their bounds, and the quota is quiet again
+// afterwards.
+func TestStormOfRefusals(t *testing.T) {
+	for seed := range uint64(6) {
+		synctest.Test(t, func(t *testing.T) {
+			tokens := learns(1000, 100)
+			tokens.Unit = "tokens"
+			p := exact(learns(50, 1+int64(seed)), throttle.Tier{Limit: 12, Algorithm: throttle.Concurrency}, tokens)
+			p.Guard = 50 * ms
+			s := local.New()
+			limiters := []*throttle.Limiter{mustNew(t, p, s), mustNew(t, p, s)}
+			var wg sync.WaitGroup
+			for w := range 16 {
+				r := rand.New(rand.NewPCG(seed, uint64(w)))
+				wg.Go(func() { stormOfRefusals(t, r, limiters[w%2], p) })
+			}
+			wg.Wait()
+			time.Sleep(10 * time.Minute)
+			sends(t, &throttle.Transport{Limiter: limiters[0], Base: answersWith(ok)}, 1) // a probe
+			time.Sleep(sec)
+			for i, tier := range status(t, limiters[1]).Tiers {
+				if tier.Used != 0 || tier.InFlight != 0 {
+					t.Errorf("seed %d, tier %d: %v", seed, i, tier)
+				}
+			}
+			if err := limiters[1].Forget(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if got := learnedOf(t, limiters[0], 0).Rate; got != 50 {
+				t.Errorf("seed %d: the rate is %v, want 50", seed, got)
+			}
+		})
+	}
+}
+
+// stormOfRefusals makes calls that may be refused.
+func stormOfRefusals(t *testing.T, r *rand.Rand, l *throttle.Limiter, p throttle.Policy) {
+	tr := &throttle.Transport{Limiter: l, Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"tokens": r.Int64N(100)} },
+		Base: roundTripper(func(req *http.Request) (*http.Response, error) {
+			time.Sleep(time.Duration(r.IntN(100)) * ms)
+			switch r.IntN(12) {
+			case 0:
+				return nil, errors.New("lost")
+			case 1:
+				return trAnswer(429), nil
+			case 2:
+				return trAnswer(429, "Retry-After", "1"), nil
+			}
+			return trAnswer(200), req.Context().Err()
+		})}
+	for range 100 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(r.IntN(5000))*ms)
+		switch r.IntN(12) {
+		case 0:
+			p.MaxWait = time.Duration(1+r.IntN(3)) * sec
+			_ = l.SetPolicy(ctx, p)
+		case 1:
+			_ = l.Forget(ctx)
+		case 2, 3:
+			if permit, err := l.Acquire(ctx, throttle.Cost{"tokens": r.Int64N(50)}); err == nil {
+				endPermit(r, permit)
+			}
+		default:
+			_, _ = trSend(ctx, tr)
+		}
+		cancel()
+		for i, most := range []float64{1000, 0, 1000} {
+			if i != 1 {
+				if rate := learnedOf(t, l, i).Rate; rate < 1 || rate > most {
+					t.Errorf("rate %d is %v", i, rate)
+				}
+			}
 		}
 	}
 }

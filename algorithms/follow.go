@@ -4,9 +4,9 @@ import "slices"
 
 // Follow makes a tier take over the limit that responses name for its unit and window.
 type Follow struct {
-	// Least and Most bound what the tier takes over, in units: its Limit, and of a bucket its Burst.
-	// If Most is zero, the tier follows nothing. If Least is zero, a tenth of that of the policy, so
-	// that one wrong response does not stop a fleet.
+	// Least and Most bound what the tier takes over, in units: its Limit or, of a bucket, its Burst if
+	// that is not smaller. If Most is zero, the tier follows nothing. If Least is zero, a tenth of that of
+	// the policy, so that one wrong response does not stop a fleet.
 	Least, Most int64
 }
 
@@ -31,26 +31,23 @@ func (f Follow) check(t Tier, bad func(format string, args ...any)) {
 	}
 }
 
-// namedLimit returns the number that a response names as the limit of the tier.
-func namedLimit(t Tier) int64 {
-	if t.counter().burst && t.Burst > 0 {
-		return t.Burst
-	}
-	return t.Limit
-}
+// namedLimit returns the number that a response names as the limit of the tier: what the bucket of the
+// provider holds. A smaller Burst is the caller's own, who sends less at once.
+func namedLimit(t Tier) int64 { return max(t.Limit, t.Burst) }
 
 // following returns the tier with a limit that a response has named, as far as Follow allows. A bucket
-// that is larger refills faster: in the same time. A pace stays, as far as the limit allows.
+// that is larger refills faster: in the same time. A pace and a Burst of the caller's own stay, as far as
+// the limit allows.
 func following(t Tier, limit int64) Tier {
 	own := namedLimit(t)
 	limit = max(1, t.Follow.Least, min(limit, t.Follow.Most))
 	if t.Follow.Least == 0 {
 		limit = max(limit, (own+9)/10)
 	}
-	if t.counter().burst && t.Burst > 0 {
+	if t.Burst >= t.Limit {
 		t.Limit, t.Burst = max(1, ceilMulDiv(t.Limit, limit, t.Burst)), limit
 	} else {
-		t.Limit = limit
+		t.Limit, t.Burst = limit, min(t.Burst, limit)
 	}
 	t.PaceBurst = min(t.PaceBurst, t.Limit)
 	return t

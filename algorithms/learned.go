@@ -10,34 +10,34 @@ import (
 // the rule learned.
 type Learn struct {
 	// Least and Most bound the learned rate, in units per Window, from 1 to 16,777,215. If Most is
-	// zero, the tier learns nothing. If
-	// Least is zero, a hundredth of Limit.
+	// zero, the tier learns nothing. If Least is zero, a hundredth of Limit.
 	Least, Most int64
 }
 
 // A learned rule is a bucket whose rate is learned. Rates are millionths of a unit per window.
 //
 // Before the first refusal the rate starts at limit and grows by a unit of rate for each unit that 10
-// seconds of that rate admit, which is exponential in time. A refusal at a rate, the bad rate,
-// decreases the rate to 0.7 of it. From there it grows as in CUBIC: fast at first, slowly around the
-// bad rate, then faster again. With x = 1 where it reaches the bad rate again,
+// seconds of that rate admit, which is exponential in time. After a refusal the bad rate is 0.96 of the
+// rate, and the rate falls to 0.8 of the bad rate. From there it grows as in CUBIC: fast at first, slowly
+// around the bad rate, then faster again. With x = 1 where it reaches the bad rate,
 //
-//	rate = bad × (1 + 0.3 × (x−1)³)
+//	rate = bad × (1 + 0.2 × (x−1)³)
 //
 // x does not grow with time but with the units that were admitted while the rate was what limited them:
 // within one unit's time of the first instant at which the bucket could admit them. So the rate is
 // never above twice what callers use, and idle time earns nothing. x is 1 after as many units as
-// the bad rate admits in 45 seconds, and at least 120.
+// the bad rate admits in 45 seconds, and at least 100.
 //
 // Units count from their admission, and do not wait for responses: there is no known counter that a
 // response could confirm. Refusals of requests that were admitted before the last decrease are part of
-// the refusal that caused it. Those of requests from the second after it teach nothing either, because
-// a window of the provider may have to end first. They make callers pause, which a decrease does not.
+// the refusal that caused it. A decrease takes the place of the pause that other refusals cause. If one
+// of the first 10 units after it is refused, the limit is much lower: the rate decreases more, and callers
+// pause.
 //
-// Some refusals have nothing to do with the rate. They are as frequent while the rate is below 0.9 of
-// the bad rate, where the rule counts units and refusals. Of the noise p that it finds there, it
-// tolerates 2p, but at most p + (1−p)/10: if the rate were to blame, a rate that is lower by a fifth
-// would have made the part that passes larger by a quarter.
+// Some refusals have nothing to do with the rate: they are as frequent at lower rates. So the rule counts
+// units and refusals while x is below 0.4, without those first 10 units. It tolerates refusals that
+// are no more than twice as frequent as those, and one in 20 at most: if what it took for noise was due to
+// the rate, only so many are refused until the next decrease. A single refusal is not counted.
 //
 // After a minute without units, the rate is at most 0.9 of what it was.
 //
@@ -55,18 +55,20 @@ const (
 	mostLearned = 1<<24 - 1    // the highest Most
 	longLearned = time.Hour    // the longest Window of a learned tier
 	recovery    = 45 * million // how long the rate takes to reach the bad rate again, in µs
-	fewest      = 120          // the units that it takes at least
+	fewest      = 100          // the units that it takes at least
+	refused     = 96           // the bad rate after a refusal, in percent of the rate
+	refusedSoon = 86           // the same after one of the first units
+	leastGap    = 10           // how many units after a decrease are the first
+	fall        = 5 * million  // the rate falls to 1 − million/fall of the bad rate
 	eFold       = 10 * million // how long the rate takes to grow by the factor e before the first refusal, in µs
 	farthest    = 20 * million // the largest x, in millionths
-	restPart    = 306_639      // the x at which the rate is 0.9 of the bad rate
-	lowPart     = 400_000      // the x below which the rate is low, at most 0.935 of the bad rate
+	lowPart     = 400_000      // the x below which the rate is low, 0.957 of the bad rate
+	restPart    = 206_299      // the x at which it is 0.9 of the bad rate
 	restAfter   = 60 * million // a quiet minute, in µs
-	aftermath   = 1 * million  // how long after a decrease refusals may be its consequence, in µs
 	enoughUnits = 2_000        // of units at low rates, so many are remembered
 	priorUnits  = 20           // how many units at low rates without a refusal are assumed
-	leastGap    = 20           // how many units after a decrease the first may be its consequence
+	mostNoise   = million / 20 // which part of units may be tolerated as noise, in millionths
 	mostCredit  = 3 * million  // how many refusals in a row are tolerated, in millionths
-	mostNoise   = million / 20 // which part of units may be refused by tolerance, in millionths
 )
 
 // The words of a learned rule.
@@ -136,7 +138,7 @@ func (r *learned) state(s *state) []int64 { return s.word[r.word : r.word+learne
 // toRecover returns how many units it takes to reach a bad rate again.
 func (r *learned) toRecover(bad int64) int64 {
 	n, _ := mulDiv(bad, recovery, r.window)
-	return max(fewest, n)
+	return max(fewest, min(n, MaxLimit))
 }
 
 // rate returns the rate after so many units at the limit of the rate since the bad rate.
@@ -147,7 +149,7 @@ func (r *learned) rate(bad, units int64) int64 {
 	}
 	x := r.progress(bad, units) - million
 	cube := x * x / million * x / million
-	change, _ := mulDiv(bad, 3*max(cube, -cube), 10*million)
+	change, _ := mulDiv(bad, max(cube, -cube), fall)
 	if cube < 0 {
 		change = -change
 	}
@@ -226,7 +228,7 @@ func (r *learned) send(s *state, now Moment, n int64) {
 	rate := r.rate(w[badWord], w[unitsWord])
 	limited := n <= r.burst && w[tatWord] > 0 && now.At <= w[tatWord]-r.drain(r.burst-n, rate)+r.drain(n, rate)
 	w[tatWord] = min(max(w[tatWord], now.At)+r.drain(n, rate), now.At+Latest)
-	r.credit(w, min(n, enoughUnits)*min(2*r.noise(w), mostNoise))
+	r.tolerate(w, n)
 	if r.isLow(w) {
 		w[lowUnitsWord] += min(n, enoughUnits)
 		if w[lowUnitsWord] > enoughUnits {
@@ -247,14 +249,16 @@ func (r *learned) grows(w []int64, rate int64) bool {
 	return r.progress(w[badWord], w[unitsWord]) < farthest
 }
 
-// noise returns which part of units is refused at low rates, in millionths.
-func (r *learned) noise(w []int64) int64 {
-	return min(million, w[lowRefusalsWord]/(w[lowUnitsWord]+priorUnits))
+// noise returns how many refusals at low rates count, in millionths, and which part of units that is.
+func (r *learned) noise(w []int64) (refusals, part int64) {
+	refusals = max(0, w[lowRefusalsWord]-million)
+	return refusals, min(million, refusals/(w[lowUnitsWord]+priorUnits))
 }
 
-// credit allows more refusals to be tolerated, in millionths.
-func (r *learned) credit(w []int64, more int64) {
-	w[creditWord] = min(mostCredit, w[lowRefusalsWord], w[creditWord]+more)
+// tolerate adds the refusals that some units let tolerate.
+func (r *learned) tolerate(w []int64, units int64) {
+	refusals, part := r.noise(w)
+	w[creditWord] = min(mostCredit, refusals, w[creditWord]+min(units, enoughUnits)*min(2*part, mostNoise))
 }
 
 // isLow reports whether the rate is so much below the bad rate that refusals must have other reasons.
@@ -263,29 +267,36 @@ func (r *learned) isLow(w []int64) bool {
 }
 
 // refuse decreases the rate after the refusal of a request that was admitted at an instant. It
-// reports whether callers need no pause: the rate has not caused the refusal, or it decreases. In a fleet,
+// reports whether callers need no pause: the rate has not caused the refusal, or its decrease is enough. In a fleet,
 // requests are admitted ahead, up to the instant of the decrease.
 func (r *learned) refuse(s *state, now Moment, admitted int64) (done bool) {
 	w := r.state(s)
-	if since := w[sinceWord]; since > 0 && admitted < since+aftermath {
-		return admitted <= since
+	since := w[sinceWord]
+	if since > 0 && admitted <= since {
+		return true
 	}
-	// The units until it was admitted, if they were admitted evenly.
-	before, _ := mulDiv(w[unitsWord], admitted-w[sinceWord], max(1, now.At-w[sinceWord]))
-	if before >= leastGap && r.isLow(w) {
+	// The units between the decrease and the request, if callers sent them evenly.
+	between, _ := mulDiv(w[unitsWord], admitted-since, max(1, now.At-since))
+	soon := since > 0 && between < leastGap
+	if r.isLow(w) && !soon {
 		w[lowRefusalsWord] += million
 	}
 	if w[creditWord] >= million {
 		w[creditWord] -= million
 		return true
 	}
-	rate := r.rate(w[badWord], w[unitsWord])
-	w[badWord], w[unitsWord], w[sinceWord] = rate, 0, now.At
-	r.credit(w, mostCredit)
-	if ahead := w[tatWord] - now.At; ahead > 0 { // the same units take longer now
-		w[tatWord] = now.At + ceilMulDiv(ahead, rate, r.rate(rate, 0))
+	rate, part := r.rate(w[badWord], w[unitsWord]), int64(refused)
+	if soon {
+		part = refusedSoon
 	}
-	return true
+	bad := max(r.least, rate/100*part)
+	w[badWord], w[unitsWord], w[sinceWord] = bad, 0, now.At
+	refusals, _ := r.noise(w)
+	w[creditWord] = min(mostCredit, refusals)
+	// The units that were sent take longer now, and a burst would be refused again.
+	used := max(ceilMulDiv(max(0, w[tatWord]-now.At), rate, r.rate(bad, 0)), r.drain(r.burst, r.rate(bad, 0)))
+	w[tatWord] = now.At + min(used, Latest)
+	return !soon
 }
 
 // A LearnedRate is what a learned tier knows. Rates are in units per Window.
@@ -293,8 +304,8 @@ type LearnedRate struct {
 	// Rate is the present rate.
 	Rate float64
 
-	// Refused is the rate at which the last refusal came that decreased the rate. If zero, none has
-	// come since the tier started, or the rate has been higher since.
+	// Refused is a little less than the rate at which the last refusal came that decreased the rate. If
+	// zero, none has come since the tier started, or the rate has been higher since.
 	Refused float64
 
 	// At is the instant of that refusal.
@@ -312,9 +323,9 @@ func (r *learned) report(w []int64, now int64) *LearnedRate {
 	bad, units := r.atRest(w, now)
 	rate := r.rate(bad, units)
 	more, _ := mulDiv(rate, 60*million, r.window)
+	_, noise := r.noise(w)
 	known := &LearnedRate{
-		Rate: float64(rate) / million, Next: float64(r.rate(bad, units+more)) / million,
-		Noise: float64(r.noise(w)) / million,
+		Rate: float64(rate) / million, Next: float64(r.rate(bad, units+more)) / million, Noise: float64(noise) / million,
 	}
 	if w[sinceWord] > 0 && bad == w[badWord] {
 		known.Refused, known.At = float64(bad)/million, w[sinceWord]

@@ -369,18 +369,18 @@ func (l *Ledger) Learned(now Moment) bool {
 }
 
 // Refused records that the provider refused a request that was admitted at an instant. It teaches the
-// learned tiers of the units that have an amount in cost. It reports whether all of these tolerate the
-// refusal: it has other reasons than the rate, and needs no pause.
-func (l *Ledger) Refused(now Moment, admitted int64, cost []int64) (tolerated bool) {
+// learned tiers of the units that have an amount in cost. It reports whether callers need no pause, as
+// far as these tiers know: the rate decreases, or the refusal has other reasons than the rate.
+func (l *Ledger) Refused(now Moment, admitted int64, cost []int64) (done bool) {
 	now = l.advance(now)
-	taught := 0
+	paused := false
 	for _, r := range l.plan.learned {
 		if cost[r.unit] > 0 {
-			tolerated = r.refuse(&l.state, now, admitted) && (tolerated || taught == 0)
-			taught++
+			done = r.refuse(&l.state, now, admitted)
+			paused = paused || !done
 		}
 	}
-	return tolerated
+	return done && !paused
 }
 
 // Forget makes the learned tiers start again.

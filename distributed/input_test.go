@@ -495,7 +495,7 @@ func TestServerStoredValue(t *testing.T) {
 			{"another program's", func(string) string { return "a string" }, []string{"foreign", "another Options.Prefix"}},
 			{"an empty string", func(string) string { return "" }, []string{"foreign"}},
 			{"a number", func(string) string { return "12" }, []string{"foreign"}},
-			{"a later release's", func(v string) string { return v[:3] + string(v[3]+1) + v[4:] }, []string{"version", "upgrade"}},
+			{"a later release's", func(v string) string { return v[:3] + string(v[3]+2) + v[4:] }, []string{"version", "upgrade"}},
 			{"only the beginning", func(v string) string { return v[:3] }, []string{"THROTTLE"}},
 			{"cut within the plan", func(v string) string { return v[:20] }, []string{"corrupt", "delete the key"}},
 			{"cut in half", func(v string) string { return v[:len(v)/2] }, []string{"corrupt", "delete the key"}},

@@ -324,7 +324,7 @@ func TestLearnedRateAfterDay(t *testing.T) {
 }
 
 // Of twenty refusals of one moment, which come in any order, the first decreases the rate. So does one of a
-// request that was admitted after that, and none of a request from a state that is lost.
+// request that was admitted a second after that, and none of a request from a state that is lost.
 func TestOneRefusalOfMany(t *testing.T) {
 	const start = 1_700_000_000_000_000
 	s := miniSubject(t)
@@ -343,41 +343,41 @@ func TestOneRefusalOfMany(t *testing.T) {
 	if got := learnedOf(t, s, start+100_300); got != once {
 		t.Errorf("got %+v after refusals of a lost state, want %+v as before", got, once)
 	}
-	askFor(t, s, start+300_000, reserveStep(1))
-	askFor(t, s, start+310_000, refusedAt(300_000))
-	if got := learnedOf(t, s, start+310_000); got.Rate > 0.75*once.Rate {
+	askFor(t, s, start+1_500_000, reserveStep(1))
+	askFor(t, s, start+1_510_000, refusedAt(1_500_000))
+	if got := learnedOf(t, s, start+1_510_000); got.Rate > 0.75*once.Rate {
 		t.Errorf("got a rate of %v after a refusal at %v, want 0.7 of it", got.Rate, once.Rate)
 	}
 }
 
-// In a sequence of back-offs only the first refusal teaches.
-func TestBackOffTeachesOnce(t *testing.T) {
+// A refusal that decreases the rate needs no pause, one soon after that does, and in a sequence of back-offs no
+// refusal teaches.
+func TestBackOffTeachesNothing(t *testing.T) {
 	const start = 1_700_000_000_000_000
 	s := miniSubject(t)
 	s.begin(planOf(t, 0, "100/s;burst=1;algo=gcra;learn=1..1000"))
-	at := int64(start)
-	backOff := func() {
-		at += 2_000_000
+	check := func(what string, after time.Duration, wantPause bool, rate float64) {
+		t.Helper()
+		at := start + after.Microseconds()
 		askFor(t, s, at, reserveStep(1))
-		askFor(t, s, at, step{op: opPause, args: []int64{1_000_000, 0, 0, 0, 0, 60_000_000, 0, at - start, 1}})
+		backOff := step{op: opPause, args: []int64{100_000, 0, 0, 0, 0, 60_000_000, 0, at - start, 1}}
+		if got := askFor(t, s, at, backOff)[0] == 1; got != wantPause {
+			t.Errorf("%s: got a pause: %v, want %v", what, got, wantPause)
+		}
+		if got := learnedOf(t, s, at).Rate; got < rate || got > 1.03*rate {
+			t.Errorf("%s: got a rate of %v, want %v", what, got, rate)
+		}
 	}
-	askFor(t, s, at, reserveStep(1))
-	for range 4 {
-		backOff()
-		at += 60_000_000
-	}
-	if got := learnedOf(t, s, at); got.Rate > 71 || got.Rate < 62 {
-		t.Errorf("got a rate of %v after four back-offs in a row, want 70, or 0.9 of it", got.Rate)
-	}
-	h, err := s.answer(at, step{op: opStatus})
+	askFor(t, s, start, reserveStep(1))
+	check("the first refusal", time.Second, false, 70)
+	check("one soon after it", 1500*time.Millisecond, true, 70)
+	check("one in the sequence of back-offs", 5*time.Second, true, 70)
+	h, err := s.answer(start+6_000_000, step{op: opStatus})
 	if err != nil {
 		t.Fatal(err)
 	}
-	askFor(t, s, at, step{op: opEndPause, args: []int64{h[3], 5, 0}})
-	backOff()
-	if got := learnedOf(t, s, at); got.Rate > 50 {
-		t.Errorf("got a rate of %v after a back-off of a new sequence, want 49 at most", got.Rate)
-	}
+	askFor(t, s, start+6_000_000, step{op: opEndPause, args: []int64{h[3], 5, 0}})
+	check("one after a request passed", 7*time.Second, false, 49)
 }
 
 // A release that knows no learned tiers refuses a state with one, and leaves it as it is.

@@ -161,7 +161,8 @@ func checkForeignValues(t *testing.T, s *subject, stride int) {
 			checkRefused(corrupt, "THROTTLE corrupt")
 		}
 		checkRefused(v[:head-1]+"+0 1 77 0 1 1 1 0 9000000000000000\n"+v[head:], "THROTTLE version") // algorithm 77
-		checkRefused("thr6"+v[4:], "THROTTLE version")
+		checkRefused("thr6"+v[4:], "THROTTLE corrupt") // the tiers follow nothing
+		checkRefused("thr7"+v[4:], "THROTTLE version")
 		checkRefused("thr12 anything\n", "THROTTLE version")
 		checkRefused("thr5 1 1 1 1 1 77 0 1 1 1 1\n"+v[head:], "THROTTLE version")
 		checkRefused("thr5 1 1 1 2 1\n"+v[head:], "THROTTLE corrupt")

@@ -1574,7 +1574,6 @@ func (m *twin) mustBeFresh(t testing.TB, at int64) {
 		t.Fatalf("got a state that expires at %d and is not fresh: %+v", at, m)
 	}
 	l := m.ledger.Clone()
-	l.Forget()                                  // the state lives longer if it has learned something
 	if open := m.openEstimates(); m.estimates { // estimates land when their leases have ended
 		for _, lease := range m.leases {
 			at := min(at, max(m.frontier, lease.expiry))
@@ -1582,6 +1581,8 @@ func (m *twin) mustBeFresh(t testing.TB, at int64) {
 			open = make([]int64, len(open))
 		}
 	}
+	l.Earliest(m.moment(at), algorithms.Request{Cost: make([]int64, len(m.plan.Units()))})
+	l.Forget() // the state lives longer if it has learned something
 	if !l.Fresh(m.moment(at)) {
 		t.Fatalf("got a state that expires at %d, before its tiers %v are fresh", at, m.plan.Tiers())
 	}

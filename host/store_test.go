@@ -16,6 +16,6 @@ func TestStore(t *testing.T) {
 			t.Cleanup(func() { _ = s.Close() }) // or a report would write when the file is gone
 			return s
 		},
-		Lag:  500 * time.Millisecond,
+		Lag: 500 * time.Millisecond,
 	})
 }

@@ -412,3 +412,27 @@ func TestForecastFreesPermits(t *testing.T) {
 		}
 	})
 }
+
+// What a response has named comes too late for a quota that has other tiers, or later limits.
+func TestOutdatedLimits(t *testing.T) {
+	tier := algorithms.PerHour(100)
+	tier.Follow.Most = 1000
+	base, other := plan(t, 0, tier), plan(t, 0, algorithms.PerHour(70))
+	named := func(at, limit int64) *algorithms.Plan {
+		return base.Following(algorithms.Followed{At: at, Limits: []int64{limit}})
+	}
+	for _, key := range []string{"", "shared"} {
+		q := open(t, local.New(), key, base)
+		for _, c := range []struct {
+			to   *algorithms.Plan
+			want int64
+		}{{named(5, 500), 500}, {named(4, 400), 500}, {named(6, 60), 60}, {other, 70}, {named(9, 900), 70}, {base, 100}, {named(7, 300), 300}} {
+			if err := q.(store.Lifecycle).Change(background, c.to); err != nil {
+				t.Fatal(err)
+			}
+			if _, p := q.(store.Lifecycle).Successor(); p.Tiers()[0].Limit != c.want {
+				t.Errorf("key %q: the limit is %d, want %d", key, p.Tiers()[0].Limit, c.want)
+			}
+		}
+	}
+}

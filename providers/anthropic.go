@@ -27,7 +27,8 @@ var anthropicPreset = Preset{
 
 // Anthropic is the Messages API of Anthropic, with the limits of each model family in one
 // organization. The arguments are the requests, input tokens and output tokens per minute that the
-// organization's limits page shows for a family. All versions 4.x of Opus share a pool, and Opus 5
+// organization's limits page shows for a family. Where responses name other limits, these hold, up to those
+// of the tier Scale or ten times the arguments. All versions 4.x of Opus share a pool, and Opus 5
 // has another. The same holds for other families. Fast mode has a pool of its own, with the same
 // limits unless responses report lower ones. Requests are spread over the minute, because Anthropic
 // may enforce 60 a minute as 1 a second. The limits of tokens are buckets that refill continuously.
@@ -80,7 +81,10 @@ func Anthropic(requests, input, output int64) Provider {
 		return answers.Charge{Unit: unit, Field: answers.Field{Path: "usage." + name}, Or: answers.Field{Path: "message.usage." + name}}
 	}
 	api := &anthropic{bodies: prompt.Reader{Image: anthropicImage, Blocks: true, Unknown: prompt.Claude}, output: newOutputs()}
-	family := some("family", page, api.family, paced(requests), tokens(input, inputTokens), tokens(output, outputTokens))
+	// The most are the limits of the tier Scale, on the page as read on 2026-10-17 by
+	// https://www.developersdigest.tech/rate-limits/anthropic, which was read on 2026-11-28.
+	family := some("family", page, api.family, tenfold(4_000, paced(requests)),
+		tenfold(4_000_000, tokens(input, inputTokens)), tenfold(800_000, tokens(output, outputTokens)))
 	family.model = api.model
 	return Provider{
 		Name: "anthropic",

@@ -27,7 +27,7 @@ import (
 // "*.example.com", and Providers before presets. A Provider without Hosts comes last.
 //
 // A request to any other host has no limit, nor has a request to an API for which the caller has
-// given no numbers. A refusal pauses all requests to its host. So does a response that reports a
+// given no numbers. With Unknown() among the Providers, these hosts learn their limits. A refusal pauses all requests to its host. So does a response that reports a
 // quota with nothing left and its reset, if the profile reads quotas.
 type Auto struct {
 	// Providers are APIs with the caller's limits. They replace presets with the same Name.

@@ -49,7 +49,7 @@ func TestLookup(t *testing.T) {
 		}
 	}
 	for _, p := range providers.Presets() {
-		if !found[p.String()] {
+		if !found[p.String()] && p.Name != "unknown" { // which has no known host
 			t.Errorf("%s is not found by its hosts", p)
 		}
 	}

@@ -24,8 +24,9 @@ var azureOpenAIPreset = Preset{
 // AzureOpenAI is the API of Azure OpenAI, and of other models in Azure AI Foundry, with the limits
 // of each deployment. The arguments are a deployment's requests and tokens a minute. The path of a
 // request names the deployment, or the model in its body does. Azure judges requests by 1 or 10
-// seconds: 600 a minute are at most 100 in any 10 seconds here, and 10 at once. Only POST requests
-// to a deployment are limited.
+// seconds: 600 a minute are at most 100 in any 10 seconds here, and 10 at once. Where responses name
+// another limit of tokens, it holds, up to ten times the argument. Only POST requests to a deployment are
+// limited.
 //
 // A request is charged an estimate in tokens, as for [OpenAI], but for its text and its highest
 // output together. Azure refuses by that estimate, and doesn't refund unused tokens. For a request
@@ -50,7 +51,7 @@ func AzureOpenAI(requests, tokens int64) Provider {
 	return Provider{
 		Name: "azureopenai",
 		Scopes: []Scope{some("deployment", page, func(req *http.Request) (string, bool) { return azureDeployment(req, bodies) },
-			paced(requests), throttle.Tier{Limit: max(1, requests/6), Window: 10 * time.Second}, minute(tokens, "tokens"))},
+			paced(requests), throttle.Tier{Limit: max(1, requests/6), Window: 10 * time.Second}, tenfold(0, minute(tokens, "tokens")))},
 		Cost: func(req *http.Request) throttle.Cost {
 			p := bodies.Take(req)
 			return throttle.Cost{"tokens": min(p.Tokens+maxOutput(p), algorithms.MaxLimit)}

@@ -19,8 +19,8 @@ var bybitPreset = Preset{Name: "bybit", Constructor: "Bybit()", kind: "Exchanges
 // batches have a quota of their own. A private endpoint that the table lacks has 5 a second.
 // Seconds and minutes roll.
 //
-// The scopes of endpoints are named for their limits, such as "50/s". For a VIP account, change the
-// Policy of the scopes "orders" and "spot". The category and the number of orders are read from the
+// The scopes of endpoints are named for their limits, such as "50/s". Responses name the limit of an endpoint.
+// That of orders, which a VIP account has raised, is taken over, up to 600. The category and the number of orders are read from the
 // request's body. Orders without a readable category share one quota, and a batch that can't be
 // read costs 10, as many as a batch can have.
 //
@@ -38,7 +38,7 @@ var bybitPreset = Preset{Name: "bybit", Constructor: "Bybit()", kind: "Exchanges
 func Bybit() Provider {
 	const page = "https://github.com/bybit-exchange/docs/blob/130165c/docs/v5/rate-limit/rate-limit.mdx"
 	orders := func(name string, limit int64) Scope {
-		return some(name, page, bybitOrders(name), throttle.Tier{Limit: limit, Window: time.Second, Unit: "calls"})
+		return some(name, page, bybitOrders(name), follows(1, bybitMost, throttle.Tier{Limit: limit, Window: time.Second, Unit: "calls"}))
 	}
 	p := Provider{
 		Name: "bybit",
@@ -72,6 +72,10 @@ func Bybit() Provider {
 	p.Scopes = append(p.Scopes, byAddress(every("address", page, throttle.Tier{Limit: 600, Window: 5 * time.Second})))
 	return p
 }
+
+// bybitMost is the highest limit of orders a second in Bybit's examples for institutions:
+// https://bybit-exchange.github.io/docs/v5/rate-limit/rules-for-pros/apilimit-set, read on 2026-11-28.
+const bybitMost = 600
 
 // bybitLimits are the limits of endpoints by Bybit's table, without those of orders.
 var bybitLimits = pathLimits{ // below /v5/

@@ -18,7 +18,8 @@ var cloudflarePreset = Preset{Name: "cloudflare", Constructor: "Cloudflare()", k
 // the scope "graphql" if your account has more. Cloudflare doesn't document the kind of window, so
 // windows roll.
 //
-// Responses report how much is left. A refusal pauses the user's requests, or GraphQL alone, for 5
+// Responses report how much is left. Where they name another limit of 5 minutes, such as that of an
+// Enterprise account, it holds, up to 12,000. A refusal pauses the user's requests, or GraphQL alone, for 5
 // minutes if it names no wait, because Cloudflare blocks calls for that time. Cloudflare also limits
 // GraphQL by the cost of queries and by account and zone. A refusal of one account or of too large
 // a query pauses nothing. After too many failed logins the address is closed with throttle.ErrBanned
@@ -30,12 +31,15 @@ func Cloudflare() Provider {
 		Name: "cloudflare",
 		Scopes: []Scope{
 			some("graphql", graphql, when(cloudflareGraphQL), throttle.Tier{Limit: 300, Window: block, Unit: "queries"}),
-			every("user", page, throttle.Tier{Limit: 1_200, Window: block}),
+			every("user", page, tenfold(0, throttle.Tier{Limit: 1_200, Window: block})),
 			byAddress(every("address", page, throttle.PerSecond(200))),
 		},
 		Cost: costsOne("queries", when(cloudflareGraphQL)),
 		Profile: answers.Profile{
-			Quotas: []answers.Quota{{
+			Quotas: []answers.Quota{{ // other policies, such as "burst", have other windows
+				Limit:  answers.Field{Header: "Ratelimit-Policy", After: `"default";q=`},
+				Length: answers.Field{Header: "Ratelimit-Policy", After: ";w=", Format: answers.Seconds},
+			}, {
 				Window:    block,
 				Remaining: answers.Field{Header: "Ratelimit", After: `"default";r=`},
 				Reset:     answers.Field{Header: "Ratelimit", After: ";t=", Format: answers.Seconds},

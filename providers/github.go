@@ -15,9 +15,9 @@ var githubPreset = Preset{Name: "github", Constructor: "GitHub()", kind: "Code a
 // GitHub is the API of GitHub, in REST and GraphQL, with the limits of one authenticated user. The
 // primary limits are 5,000 REST requests and 5,000 GraphQL points an hour, 30 searches a minute and
 // 9 code searches a minute. GitHub counts for a user, whatever the token, so all programs of a user
-// share these limits, and responses report how much is left. Without a token the limit is 60
-// requests an hour. An organization of Enterprise Cloud has 15,000 requests (10,000 points). An app
-// has at least 5,000 for each of its installations: set Account to a function that returns the
+// share these limits, and responses report how much is left. They also name the limit of the hour, which
+// the preset takes over, from 60 requests (without a token) to 15,000 (of Enterprise Cloud; 12,500 points).
+// An app has at least 5,000 for each of its installations: set Account to a function that returns the
 // installation.
 //
 // For an Enterprise Server, append its host to Hosts. It has no rate limits unless its administrator
@@ -57,11 +57,11 @@ func GitHub() Provider {
 		Scopes: []Scope{
 			some("content", secondary, when(githubCreates), throttle.PerMinute(80), throttle.PerHour(500)),
 			some("resource", rest, githubOther, throttle.PerMinute(900)),
-			some("core", rest, githubCounts("core"), githubHour("core")),
-			some("search", search, githubCounts("search"), fixed(30, time.Minute, "search")),
+			some("core", rest, githubCounts("core"), follows(60, 15_000, githubHour("core"))),
+			some("search", search, githubCounts("search"), follows(10, 30, fixed(30, time.Minute, "search"))),
 			some("code_search", search, githubCounts("code_search"), fixed(9, time.Minute, "code_search")),
 			some("rest", secondary, when(func(req *http.Request) bool { return !githubGraphQL(req) }), minute(900, "points")),
-			some("graphql", graphql, when(githubGraphQL), githubHour("graphql"), minute(2_000, "points")),
+			some("graphql", graphql, when(githubGraphQL), follows(0, 12_500, githubHour("graphql")), minute(2_000, "points")),
 			every("user", secondary, throttle.Tier{Limit: 100, Algorithm: throttle.Concurrency}),
 		},
 		Cost:    githubCost,
@@ -87,7 +87,7 @@ func githubHour(resource string) throttle.Tier {
 func githubProfile() answers.Profile {
 	const left, resource, second = "X-Ratelimit-Remaining", "X-Ratelimit-Resource", "You have exceeded a secondary rate limit*"
 	primary := inHeaders("", "X-Ratelimit-Limit", left, answers.Field{Header: "X-Ratelimit-Reset", Format: answers.EpochSeconds})
-	primary.UnitIn = resource
+	primary.UnitIn = resource // a resource has one primary limit, so that no window need be known
 	reset := []answers.Field{primary.Reset}
 	return answers.Profile{
 		Quotas: []answers.Quota{primary},

@@ -15,8 +15,9 @@ var gitlabPreset = Preset{Name: "gitlab", Constructor: "GitLab()", kind: "Code a
 // user has 2,000 requests a minute. Some endpoints also have smaller limits, such as 400 a minute
 // for a project, or 5 for an archive of each project. Other pages of gitlab.com are not limited.
 //
-// For an instance of your own, change Hosts, and set the tier of the scope "user" to its limit. It
-// is 7,200 an hour if the administrator has only switched it on.
+// For an instance of your own, change Hosts. Its limit is 7,200 an hour if the administrator has only
+// switched it on. Responses name the limit as that of a minute, and the tier of the scope "user" takes it
+// over, up to 20,000. If the limit is not of a minute, set the tier, because an hour's may be used at once.
 //
 // Responses report the state of the user's limit. Some endpoints, such as those of packages and
 // files, may have a limit of their own, which they report instead. If it is used up, only these
@@ -30,6 +31,8 @@ func GitLab() Provider {
 		Cost: func(*http.Request) throttle.Cost { return throttle.Cost{gitlabUser: 1} },
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{{ // the reported limit is that of a minute, whatever the window
+				UnitIn: name, Unit: gitlabUser, Window: time.Minute, Limit: answers.Field{Header: "RateLimit-Limit"},
+			}, {
 				UnitIn: name, Unit: gitlabUser,
 				Remaining: answers.Field{Header: "RateLimit-Remaining"},
 				Used:      answers.Field{Header: "RateLimit-Observed"},
@@ -48,7 +51,7 @@ func GitLab() Provider {
 	}
 	p.Scopes = append(gitlabLimits.scopes(),
 		some("endpoint", page, gitlabEndpoint, throttle.PerMinute(2_000)), // the user's, for refusals of the endpoint alone
-		some("user", page, when(func(req *http.Request) bool { _, api := gitlabPath(req); return api }), fixed(2_000, time.Minute, gitlabUser)))
+		some("user", page, when(func(req *http.Request) bool { _, api := gitlabPath(req); return api }), tenfold(0, fixed(2_000, time.Minute, gitlabUser))))
 	return p
 }
 

@@ -22,10 +22,11 @@ var hubSpotPreset = Preset{
 // 250,000 requests a day; its day begins at midnight in the account's time zone, such as
 // "America/New_York", or UTC if zone is empty.
 //
-// The tiers of the scopes "app", whose unit is "burst", and "account" are for the caller to change.
 // A Professional account has 190 in 10 seconds and 625,000 a day, an Enterprise account 190 and
-// 1,000,000, and with a limit increase 250 and 1,000,000 more. An app of the marketplace, which uses
-// OAuth, has 110 and no daily limit: remove the scope "account", which is the last.
+// 1,000,000, and with a limit increase, of which there may be two, 250 and 1,000,000 more. Responses name
+// the limits, and the tiers of the scopes "app", whose unit is "burst", and "account" take them over. An app
+// of the marketplace, which uses OAuth, has 110 and no daily limit: remove the scope "account", which is
+// the last.
 //
 // Responses report the daily use of the account's other apps. When the day is used up, requests
 // wait for midnight. After a refusal they do, too, if the Policy.MaxPause of each scope allows it.
@@ -41,8 +42,8 @@ func HubSpot(zone string) Provider {
 		Name: "hubspot",
 		Scopes: []Scope{
 			some("search", search, when(searches), throttle.PerSecond(5)),
-			some("app", page, app, throttle.Tier{Limit: 100, Window: 10 * time.Second, Unit: "burst"}),
-			every("account", page, throttle.Tier{Limit: 250_000, Algorithm: throttle.Calendar, Period: throttle.Day, Zone: zone}),
+			some("app", page, app, follows(0, 250, throttle.Tier{Limit: 100, Window: 10 * time.Second, Unit: "burst"})),
+			every("account", page, follows(0, 3_000_000, throttle.Tier{Limit: 250_000, Algorithm: throttle.Calendar, Period: throttle.Day, Zone: zone})),
 		},
 		Cost: costsOne("burst", app), // a unit apart, to tell what responses report of the day
 		Profile: answers.Profile{

@@ -25,7 +25,7 @@ var microsoftGraphPreset = Preset{Name: "microsoft-graph", Constructor: "Microso
 //   - Users, groups and the rest of the directory have 3,500 units in 10 seconds (5,000 in a tenant of
 //     50 users and 8,000 of 500), and 3,000 writes in 150 seconds.
 //   - Files, lists and sites have 1,200 units a minute and 1,200,000 a day (5 times as many in a tenant
-//     of 50,000 licenses). All of SharePoint's own APIs count here, and each of their requests counts 2
+//     of 50,000 licenses). Where responses name another limit of the minute, it holds. All of SharePoint's own APIs count here, and each of their requests counts 2
 //     units, because their costs are not published.
 //   - Teams has 30 requests a second, 4 for each team, and 3,000 messages a day for each channel.
 //   - OneNote has 120 requests a minute, 400 an hour, and 5 at once.
@@ -62,7 +62,7 @@ func MicrosoftGraph() Provider {
 			some("presence", page, graphService("presence"), throttle.Tier{Limit: 1_500, Window: 30 * time.Second}),
 			some("reports", page, graphService("reports"), throttle.Tier{Limit: 5, Window: 10 * time.Second}),
 			some("protection", page, graphService("protection"), throttle.PerSecond(1)),
-			some("files", sharepoint, graphService("files"), minute(1_200, "files"), throttle.Tier{Limit: 1_200_000, Window: 24 * time.Hour, Unit: "files"}),
+			some("files", sharepoint, graphService("files"), follows(0, 6_000, minute(1_200, "files")), throttle.Tier{Limit: 1_200_000, Window: 24 * time.Hour, Unit: "files"}),
 			some("identity", page, graphService("identity"), units, writes),
 			every("app", page, throttle.Tier{Limit: 130_000, Window: 10 * time.Second}),
 		},

@@ -40,8 +40,8 @@ import (
 // same Models change together.
 type Models struct {
 	// Most is a ceiling of the tiers, by pattern: of the first ones, as of those of each Set. A tier is
-	// lowered to that of Most with the same Unit and Window, or Period, with its Burst and PaceBurst. A
-	// tier that only Most has is added. If nil, there is no ceiling.
+	// lowered to that of Most with the same Unit and Window, or Period, with its Burst and PaceBurst, and
+	// so is what it may follow. A tier that only Most has is added. If nil, there is no ceiling.
 	Most map[string][]throttle.Tier
 
 	mu     sync.Mutex // guards all below, and is held during Set
@@ -147,6 +147,8 @@ func lowered(tiers, most []throttle.Tier) []throttle.Tier {
 				t.Burst = burst
 			}
 			t.Limit = min(t.Limit, bound.Limit)
+			t.Follow.Most = min(t.Follow.Most, cmp.Or(bound.Burst, bound.Limit))
+			t.Follow.Least = min(t.Follow.Least, t.Follow.Most)
 			if pace := cmp.Or(bound.PaceBurst, t.PaceBurst); pace > 0 {
 				t.PaceBurst = min(cmp.Or(t.PaceBurst, pace), pace, t.Limit)
 			}

@@ -284,5 +284,5 @@ func ExampleNewModels() {
 		fmt.Println(err)
 	}
 	fmt.Println(p.Scope("model").Models.Limits()["gpt-4o*"])
-	// Output: [5000/m;pace_burst=83 800000/m;unit=tokens]
+	// Output: [5000/m;pace_burst=83;follow=50000 800000/m;unit=tokens;follow=10000000]
 }

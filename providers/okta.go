@@ -14,8 +14,8 @@ var oktaPreset = Preset{Name: "okta", Constructor: "Okta()", kind: "Clouds and o
 // Okta is the API of Okta, with the limits of each organization and endpoint for one token or app.
 // An organization, which is a host, has 75 requests at once (35 in a free one), and each endpoint
 // has a number of requests a minute: 600, or 1,200 for /oauth2/v1/authorize and 120 for the log.
-// Okta shows the numbers of other endpoints only in its console. Here they begin with 600, and
-// responses report how much is really left, which also depends on the token's share, usually half.
+// Okta shows the numbers of other endpoints only in its console. Here they begin with 600. Each endpoint
+// takes over the number that its responses name, which also depends on the token's share, usually half.
 // Endpoints may share a quota, but each uses only its own responses. Signing in with a password has
 // 4 attempts a second for each username, and 600 a minute. Keys and metadata are not limited.
 //
@@ -41,9 +41,9 @@ func Okta() Provider {
 		Scopes: []Scope{
 			some("username", page, oktaUser, throttle.Tier{Limit: 4, Window: time.Second, Unit: "attempts"}),
 			some("sign-in", page, when(func(req *http.Request) bool { _, signsIn := oktaUser(req); return signsIn }), fixed(600, time.Minute, "attempts")),
-			some("log", page, endpoints(120), fixed(120, time.Minute, "")),
-			some("authorize", page, endpoints(1_200), fixed(1_200, time.Minute, "")),
-			some("endpoint", page, endpoints(600), fixed(600, time.Minute, "")),
+			some("log", page, endpoints(120), follows(1, 1_200, fixed(120, time.Minute, ""))),
+			some("authorize", page, endpoints(1_200), follows(1, 1_200*oktaMost, fixed(1_200, time.Minute, ""))),
+			some("endpoint", page, endpoints(600), follows(1, 600*oktaMost, fixed(600, time.Minute, ""))),
 			some("organization", all, func(req *http.Request) (string, bool) { return hostOf(req), oktaLimit(req) > 0 },
 				throttle.Tier{Limit: 75, Algorithm: throttle.Concurrency}),
 		},
@@ -58,6 +58,10 @@ func Okta() Provider {
 		Hosts: []string{"*.okta.com", "*.oktapreview.com", "*.okta-emea.com"},
 	}
 }
+
+// oktaMost is the highest multiplier of Okta's limits that can be bought:
+// https://developer.okta.com/docs/reference/rl2-increase, read on 2026-11-28.
+const oktaMost = 1_000
 
 // oktaID reports whether a segment of a path is an id or a login.
 func oktaID(segment string) bool {

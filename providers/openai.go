@@ -11,6 +11,7 @@ import (
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/prompt"
 	"github.com/apithrottle/throttle/internal/streamrules"
+	"github.com/apithrottle/throttle/internal/windows"
 )
 
 var openAIPreset = Preset{
@@ -24,7 +25,8 @@ var openAIPreset = Preset{
 
 // OpenAI is the API of OpenAI, with the limits of each model in one organization or project. The
 // arguments are the requests and tokens per minute that the limits page of the organization or
-// project shows for a model. Requests are spread over the minute, because OpenAI may apply a limit
+// project shows for a model. Where responses name other limits, these hold, up to ten times the arguments
+// or to 10,000 requests and 10,000,000 tokens. Requests are spread over the minute, because OpenAI may apply a limit
 // to a shorter time: 60 a minute as 1 a second. Only POST requests are limited. POSTs whose JSON
 // names no model share one more quota. A vector store takes 300 files and batches of files a
 // minute. Snapshots such as gpt-4o-2024-08-06, and models fine-tuned from gpt-4o, share the quota
@@ -40,7 +42,8 @@ var openAIPreset = Preset{
 // its x-ratelimit headers report it. Uploads, batches and other requests that name no model cost no
 // tokens.
 //
-// Add the limits of a day, which not every account has, as tiers:
+// Add the limits of a day, which not every account has, as tiers. Responses report either the minute or the
+// day, whichever is nearer to its end:
 //
 //	model := p.Scope("model")
 //	model.Policy.Tiers = append(model.Policy.Tiers, throttle.PerDay(10_000),
@@ -61,7 +64,8 @@ func OpenAI(requests, tokens int64) Provider {
 	return Provider{
 		Name: "openai",
 		Scopes: []Scope{
-			some("model", page, openAIModel(bodies), paced(requests), minute(tokens, "tokens")),
+			// The page names no highest limit. These are the highest of captured responses.
+			some("model", page, openAIModel(bodies), tenfold(10_000, paced(requests)), tenfold(10_000_000, minute(tokens, "tokens"))),
 			some("vector_store", page, openAIVectorStore, throttle.PerMinute(300)),
 		},
 		Cost: func(req *http.Request) throttle.Cost {
@@ -72,7 +76,9 @@ func OpenAI(requests, tokens int64) Provider {
 			return throttle.Cost{"tokens": max(p.Tokens, maxOutput(p))}
 		},
 		Profile: answers.Profile{
-			Quotas:     []answers.Quota{openAIQuota("Requests", ""), openAIQuota("Tokens", "tokens"), openAIQuota("Project-Tokens", "tokens")},
+			Quotas: []answers.Quota{
+				windows.ByReset(openAIQuota("Requests", "")), windows.ByReset(openAIQuota("Tokens", "tokens")), windows.ByReset(openAIQuota("Project-Tokens", "tokens")),
+			},
 			RetryAfter: openAIWaits(),
 			Rules: append(append(openAIRules(), streamrules.OpenAI()...),
 				answers.Rule{Status: http.StatusServiceUnavailable, Path: "error.code", Text: "slow_down", Kind: answers.Limited}),

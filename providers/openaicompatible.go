@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -60,7 +61,8 @@ func compatibleExamples() (all []map[string]string) {
 //	client, err := providers.OpenAICompatible("api.groq.com", 30, 8_000).Client(nil)
 //
 // A request is charged an estimate in tokens, as for [OpenAI], but for its text and its highest
-// output together. These hosts differ from OpenAI:
+// output together. Where headers of Groq (tokens), Mistral and Cerebras (requests) name other limits of a
+// minute, these hold, up to ten times the arguments. These hosts differ from OpenAI:
 //
 //	api.groq.com      Headers report the requests of a day: add a tier of throttle.PerDay. The wait
 //	                  may stand in the message alone.
@@ -144,6 +146,7 @@ func (c *compatible) cost(req *http.Request) throttle.Cost {
 }
 
 func (c *compatible) groq() {
+	c.follows("tokens")
 	c.Profile.Quotas = []answers.Quota{
 		within(24*time.Hour, openAIQuota("Requests", "")), within(time.Minute, openAIQuota("Tokens", "tokens")),
 		within(time.Hour, openAIQuota("Audio-Seconds", "audio-seconds")),
@@ -186,6 +189,8 @@ func (c *compatible) openRouter() {
 
 func (c *compatible) mistral() {
 	c.learns(answers.Field{Header: "X-Ratelimit-Tokens-Query-Cost"})
+	c.follows("")
+	c.follows("tokens")
 	quota := func(unit, of, per string) answers.Quota {
 		return within(time.Minute, inHeaders(unit, of+"-Limit-"+per, of+"-Remaining-"+per, answers.Field{}))
 	}
@@ -260,6 +265,7 @@ func (c *compatible) together() {
 // text and its highest output together, by two buckets, and settles both at the end.
 func (c *compatible) cerebras() {
 	c.Scopes[0].Read = "2026-11-28"
+	c.follows("")
 	c.settles(answers.Field{Path: "response.usage.total_tokens"})
 	if c.tokens > 0 {
 		c.splitsCached()
@@ -280,6 +286,16 @@ func (c *compatible) cerebras() {
 			})
 		}
 	}
+}
+
+// follows lets the limit of a minute that responses name replace that of a unit.
+func (c *compatible) follows(unit string) {
+	for i, t := range c.Scopes[0].Policy.Tiers {
+		if t.Unit == unit && t.Window == time.Minute {
+			c.Scopes[0].Policy.Tiers[i] = tenfold(0, t)
+		}
+	}
+	c.Scopes[0].preset = slices.Clone(c.Scopes[0].Policy.Tiers)
 }
 
 // settles lets the tokens that a response reports replace the estimate.

@@ -25,7 +25,7 @@ var update = flag.Bool("update", false, "write the presets into docs/providers.m
 
 // pageKinds are the kinds of presets, as the page has them.
 var pageKinds = []string{
-	"Language models", "Exchanges and blockchains", "Code and work", "Payments and shops", "Messages", "Clouds and office", "Social and data",
+	"Language models", "Exchanges and blockchains", "Code and work", "Payments and shops", "Messages", "Clouds and office", "Social and data", "Any other API",
 }
 
 const (
@@ -170,7 +170,7 @@ func pageSection(c constructor) string {
 	_, about, _ := strings.Cut(c.synopsis, " ")
 	fmt.Fprintf(&b, "\n### %s\n\n%s", c.name, wrap(fmt.Sprintf("`%s` %s", c.preset, about)))
 	accounts := []map[string]string{c.preset.Example()}
-	if c.preset.known != nil {
+	if c.preset.known != nil && c.preset.Name != "unknown" {
 		accounts = c.preset.known()
 	}
 	var hosts []string

@@ -31,7 +31,7 @@ type Preset struct {
 
 	kind  string                     // of API: one of pageKinds, the headings of docs/providers.md
 	call  func(arguments) Provider   // if nil, New
-	known func() []map[string]string // arguments for each API of the preset; if nil, Example
+	known func() []map[string]string // arguments for each known API of the preset; if nil, Example
 }
 
 // Presets returns all presets, sorted by Name. The caller must not change their Parameters.
@@ -85,6 +85,7 @@ var presets = []*Preset{
 	&stripePreset,
 	&telegramPreset,
 	&twilioPreset,
+	&unknownPreset,
 	&xPreset,
 	&zendeskPreset,
 }

@@ -117,7 +117,9 @@ type Scope struct {
 	// Name names the quota, after the provider's name.
 	Name string
 
-	// Policy is the limits. If its Name is empty, it is named after the provider and the scope.
+	// Policy is the limits. If its Name is empty, it is named after the provider and the scope. A tier of
+	// a preset may have a Follow, by which responses change its limit. If you set another Limit, Window
+	// or Burst, the tier keeps it, unless you set another Follow, too.
 	Policy throttle.Policy
 
 	// Key reports whether a request counts in this scope, and the key of its quota, such as a
@@ -144,7 +146,8 @@ type Scope struct {
 	// Read is the day when Page was read, as 2006-01-02.
 	Read string
 
-	model func(*http.Request) string // returns the name that Models match; if nil, the key
+	model  func(*http.Request) string // returns the name that Models match; if nil, the key
+	preset []throttle.Tier            // the tiers of the preset, before the caller changed some
 }
 
 // A Per says whose requests a Scope counts together.

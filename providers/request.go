@@ -10,11 +10,13 @@ import (
 	"mime/multipart"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
 )
 
@@ -25,7 +27,7 @@ const compiled = "2026-11-22"
 // the guard is AutoGuard, which measures it.
 func every(name, page string, tiers ...throttle.Tier) Scope {
 	return Scope{
-		Name: name, Page: page, Read: compiled,
+		Name: name, Page: page, Read: compiled, preset: slices.Clone(tiers),
 		Policy: throttle.Policy{Tiers: tiers, Guard: throttle.AutoGuard},
 	}
 }
@@ -218,6 +220,19 @@ func bucket(limit int64, window time.Duration, size int64) throttle.Tier {
 // minute returns a tier of a rolling minute.
 func minute(limit int64, unit string) throttle.Tier {
 	return throttle.Tier{Limit: limit, Window: time.Minute, Unit: unit}
+}
+
+// follows returns a tier that takes over the limit that responses name, from least to most. If least is
+// 0, from a tenth of the tier's own.
+func follows(least, most int64, t throttle.Tier) throttle.Tier {
+	t.Follow = throttle.Follow{Least: least, Most: most}
+	return t
+}
+
+// tenfold returns a tier that takes over the limit that responses name, up to most or to ten times its own,
+// whichever is more. It is for limits that an account is given without a page that names the highest.
+func tenfold(most int64, t throttle.Tier) throttle.Tier {
+	return follows(0, min(max(most, 10*min(max(t.Limit, t.Burst), algorithms.MaxLimit)), algorithms.MaxLimit), t)
 }
 
 // fixed returns a tier of fixed windows, whose boundaries follow the provider's clock.

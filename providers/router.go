@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/apithrottle/throttle"
@@ -67,6 +68,7 @@ func (p Provider) open(index int, store throttle.Store) (routedScope, error) {
 	case scope.Per < 0 || scope.Per >= pers:
 		return routedScope{}, fmt.Errorf("Per is %d: use PerAccount, PerAddress or PerToken", scope.Per)
 	}
+	scope.Policy.Tiers = scope.tiers()
 	if scope.Policy.Name == "" {
 		scope.Policy.Name = p.Name + "/" + scope.Name
 	}
@@ -100,6 +102,23 @@ func (p Provider) open(index int, store throttle.Store) (routedScope, error) {
 		r.quotas = uniform{g}
 	}
 	return r, err
+}
+
+// tiers returns the tiers of the Policy. One whose limit the caller has changed follows no response, unless
+// the caller has changed its Follow, too.
+func (s *Scope) tiers() []throttle.Tier {
+	tiers := slices.Clone(s.Policy.Tiers)
+	for i := range tiers {
+		t := &tiers[i]
+		follows := func(p throttle.Tier) bool { return t.Follows() && p.Unit == t.Unit && p.Follow == t.Follow }
+		is := func(p throttle.Tier) bool {
+			return follows(p) && p.Limit == t.Limit && p.Window == t.Window && p.Burst == t.Burst
+		}
+		if slices.ContainsFunc(s.preset, follows) && !slices.ContainsFunc(s.preset, is) {
+			t.Follow = throttle.Follow{}
+		}
+	}
+	return tiers
 }
 
 // liesInSeveral reports whether requests that one quota counts together may count in several quotas

@@ -2,6 +2,7 @@ package providers
 
 import (
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -23,7 +24,8 @@ var salesforcePreset = Preset{
 // composite/batch is a call, one after the other; other composite calls are one. A host names its org,
 // so each org has quotas of its own.
 //
-// Responses report the use of the whole org. When others have used up the day, calls go at the
+// Responses report the use of the whole org, and its limit, which holds instead of perDay, up to ten times as
+// much. When others have used up the day, calls go at the
 // day's average rate, because the calls of a day ago make room little by little. A refusal has
 // status 403 and names no wait: a long call may end at any time. A locked record pauses nothing.
 // Bursts, and the limits of a connected app and of Chatter, are not published and not included.
@@ -35,16 +37,13 @@ func Salesforce(perDay int64) Provider {
 	return Provider{
 		Name: "salesforce",
 		Scopes: []Scope{some("org", page, salesforceOrg,
-			throttle.PerDay(perDay), org, throttle.Tier{Limit: 25, Algorithm: throttle.Concurrency, Unit: "concurrent"})},
+			tenfold(0, throttle.PerDay(perDay)), tenfold(0, org), throttle.Tier{Limit: 25, Algorithm: throttle.Concurrency, Unit: "concurrent"})},
 		Cost: func(req *http.Request) throttle.Cost {
 			n := salesforceCalls(req)
 			return throttle.Cost{"requests": n, "org": n, "concurrent": 1}
 		},
 		Profile: answers.Profile{
-			Quotas: []answers.Quota{{
-				Unit: "org", Window: 24 * time.Hour, Authoritative: true, // other names in this header are other quotas
-				Used: answers.Field{Header: "Sforce-Limit-Info", After: "api-usage="},
-			}},
+			Quotas: []answers.Quota{{Window: 24 * time.Hour, Authoritative: true, Read: salesforceUsage}},
 			Rules: []answers.Rule{
 				{Status: http.StatusForbidden, Path: "*.message", Text: "ConcurrentRequests *", Kind: answers.Limited},
 				{Status: http.StatusForbidden, Path: "*.message", Text: "ConcurrentPerOrgLongTxn *", Kind: answers.Limited},
@@ -54,6 +53,24 @@ func Salesforce(perDay int64) Provider {
 		},
 		Hosts: []string{"*.salesforce.com", "*.force.com"},
 	}
+}
+
+// salesforceUsage reads the use and the limit of an org, which both of its tiers have. Other names in the
+// header are other quotas. See
+// https://developer.salesforce.com/docs/atlas.en-us.264.0.api_rest.meta/api_rest/headers_api_usage.htm, read
+// on 2026-11-21.
+func salesforceUsage(r answers.Response) []answers.Reading {
+	for part := range strings.SplitSeq(r.Header.Get("Sforce-Limit-Info"), ";") {
+		name, usage, _ := strings.Cut(strings.TrimSpace(part), "=")
+		uses, most, _ := strings.Cut(usage, "/")
+		used, err := strconv.ParseInt(uses, 10, 64)
+		if name != "api-usage" || err != nil || used < 0 {
+			continue
+		}
+		limit, _ := strconv.ParseInt(most, 10, 64) // 0 names none
+		return []answers.Reading{{Unit: "org", Limit: limit, Has: answers.HasUsed, Used: used}, {Limit: limit}}
+	}
+	return nil
 }
 
 // salesforceOrg returns the org of a request. Logging in and listing the versions are free.

@@ -15,7 +15,8 @@ var shopifyRESTPreset = Preset{Name: "shopify-rest", Constructor: "ShopifyREST()
 
 // ShopifyREST is the REST Admin API of Shopify, with the limits of one app in each shop on the
 // standard plan. An app has a bucket in each shop that holds 40 requests and leaks 2 a second
-// (Advanced Shopify has 80 and 4; Shopify Plus has 400 and 20). Each host is a shop.
+// (Advanced Shopify has 80 and 4; Shopify Plus has 400 and 20; Commerce Components has 800 and 40). The
+// preset takes over the size that responses name, and with it the rate. Each host is a shop.
 //
 // Shopify refuses requests that come before the Retry-After of a refusal is over. A locked shop
 // (423) closes the shop's quota, and a security rejection (430) pauses nothing.
@@ -23,7 +24,7 @@ func ShopifyREST() Provider {
 	return Provider{
 		Name: "shopify-rest",
 		Scopes: []Scope{some("shop", "https://shopify.dev/docs/api/admin-rest/usage/rate-limits", shop(false),
-			throttle.Tier{Limit: 2, Window: time.Second, Algorithm: throttle.LeakyBucket, Burst: 40})},
+			follows(0, 800, throttle.Tier{Limit: 2, Window: time.Second, Algorithm: throttle.LeakyBucket, Burst: 40}))},
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{
 				{Combined: answers.Field{Header: "X-Shopify-Shop-Api-Call-Limit", Format: answers.UsedOfLimit}},
@@ -39,7 +40,8 @@ var shopifyGraphQLPreset = Preset{Name: "shopify-graphql", Constructor: "Shopify
 // ShopifyGraphQL is the GraphQL Admin API of Shopify, with the limits of one app in each shop on
 // the standard plan. An app has a bucket in each shop that gains 100 points a second (Advanced
 // Shopify 200, Shopify Plus 1,000). The bucket holds the points of 20 seconds: 2,000 (4,000 and
-// 20,000). One query costs at most 1,000. Each host is a shop. The Partner API is limited to 4
+// 20,000). The preset takes over the size that responses name, up to that of Commerce Components, 40,000,
+// and with it the rate. One query costs at most 1,000. Each host is a shop. The Partner API is limited to 4
 // requests a second for each organization. The APIs of storefronts, which have no limits for
 // buyers, and those of customer accounts and payments apps are not limited here.
 //
@@ -59,7 +61,7 @@ func ShopifyGraphQL() Provider {
 		Name: "shopify-graphql",
 		Scopes: []Scope{
 			some("shop", "https://shopify.dev/docs/apps/build/apis/graphql-admin/rate-limits", shop(true),
-				throttle.Tier{Limit: 100, Window: time.Second, Algorithm: throttle.LeakyBucket, Burst: 2_000, Unit: "points", Estimated: true}),
+				follows(0, 40_000, throttle.Tier{Limit: 100, Window: time.Second, Algorithm: throttle.LeakyBucket, Burst: 2_000, Unit: "points", Estimated: true})),
 			some("partner", "https://shopify.dev/docs/api/partner", partner, throttle.PerSecond(4)),
 		},
 		Cost: func(req *http.Request) throttle.Cost {

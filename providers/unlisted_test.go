@@ -175,6 +175,61 @@ func TestUnlistedStream(t *testing.T) {
 	}
 }
 
+func followed() throttle.Tier {
+	return throttle.Tier{
+		Limit: 200, Window: time.Minute, Algorithm: throttle.FixedWindow, Phase: throttle.UnknownPhase,
+		Follow: throttle.Follow{Most: 1_000}, // of the largest plan
+	}
+}
+
+// The API of docs/unlisted.md has given the account 1,000 requests a minute.
+func TestUnlistedFollows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := alpaca()
+		p.Scopes[0].Policy.Tiers = []throttle.Tier{followed()}
+		transport, err := p.Transport(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		transport.Base = &plan{[]string{"X-Ratelimit-Limit: 1000", "X-Ratelimit-Remaining: 900"}}
+		request := func() *http.Request { return get(t, "https://api.alpaca.markets/v2/account") }
+		for range 2 {
+			send(t, transport, request())
+		}
+		if got := limitsOf(t, transport.Route(request())); got[0] != 1_000 {
+			t.Errorf("the limit is %d, want 1,000", got)
+		}
+	})
+}
+
+func hidden() providers.Provider {
+	p := providers.Unknown("api.acme.example")
+	p.Scope("host").Policy.Tiers[0].Limit = 20 // a second, which are known to pass
+	return p
+}
+
+// A hidden limit is found from any start.
+func TestUnlistedLearns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		transport, err := hidden().Transport(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		transport.Base = accepting{}
+		request := func() *http.Request { return get(t, "https://api.acme.example/") }
+		for range 2_000 {
+			send(t, transport, request())
+		}
+		s, err := transport.Route(request()).Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l := s.Tiers[0].Learned; l == nil || l.Rate < 100 {
+			t.Errorf("after 2,000 requests without a refusal the tier has learned %+v", l)
+		}
+	})
+}
+
 // TestUnlisted checks that each Go block of docs/unlisted.md is in this file.
 func TestUnlisted(t *testing.T) {
 	page, err := os.ReadFile("../docs/unlisted.md")
@@ -186,8 +241,8 @@ func TestUnlisted(t *testing.T) {
 		t.Fatal(err)
 	}
 	blocks := strings.Split(string(page), "```go\n")[1:]
-	if len(blocks) != 5 {
-		t.Errorf("the page has %d Go blocks, want 5", len(blocks))
+	if len(blocks) != 7 {
+		t.Errorf("the page has %d Go blocks, want 7", len(blocks))
 	}
 	for _, block := range blocks {
 		code, _, _ := strings.Cut(block, "```")

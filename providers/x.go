@@ -15,7 +15,8 @@ var xPreset = Preset{Name: "x", Constructor: "X()", kind: "Social and data", New
 // report them. Each endpoint, which is a method and a path without its ids, has a quota for each
 // user, or for the app if the request has the app's token. A window of 15 minutes opens with a
 // request. X publishes no limit that holds for every plan: until its first response an endpoint is
-// not limited. Then its requests wait for the reset when nothing is left.
+// not limited. Then it has the limit that responses name, and requests wait for the reset when nothing is
+// left.
 //
 // Posting has limits of 24 hours, too. When one is used up, the endpoint is closed with
 // throttle.ErrBanned until the reset, unless the MaxPause of the scope "endpoint" allows such a
@@ -30,7 +31,7 @@ func X() Provider {
 	p := Provider{
 		Name: "x",
 		Scopes: []Scope{some("endpoint", page, xEndpoint,
-			throttle.Tier{Limit: 1_000_000, Window: 15 * time.Minute, Algorithm: throttle.AnchoredWindow})},
+			follows(1, 1_000_000, throttle.Tier{Limit: 1_000_000, Window: 15 * time.Minute, Algorithm: throttle.AnchoredWindow}))},
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{
 				{Window: 15 * time.Minute, Limit: answers.Field{Header: "X-Rate-Limit-Limit"}, Remaining: answers.Field{Header: "X-Rate-Limit-Remaining"}, Reset: reset},

@@ -18,7 +18,8 @@ var zendeskPreset = Preset{
 
 // Zendesk is the API of Zendesk Support and Help Center, with the limits of each account. An
 // account, which is a host, has a number of requests a minute, by its plan: 200 (Team), 400 (Growth
-// and Professional), 700 (Enterprise) or 2,500 (Enterprise Plus, or the High Volume add-on). Its
+// and Professional), 700 (Enterprise) or 2,500 (Enterprise Plus, or the High Volume add-on). Where
+// responses name another number, it holds. Its
 // Help Center has as many of its own, and its attachments have 2,500. Some endpoints also have
 // smaller limits, such as 100 updates of tickets a minute and 10 incremental exports. A ticket has
 // 30 updates in 10 minutes, and a user, an organization and a view have 5 a minute. With the High
@@ -32,7 +33,7 @@ var zendeskPreset = Preset{
 // jobs at once, which are not limited here. Path segments with a digit are assumed to be ids.
 func Zendesk(requests int64) Provider {
 	const left = "Ratelimit-Remaining"
-	account := fixed(requests, time.Minute, "account")
+	account := follows(0, max(2_500, requests), fixed(requests, time.Minute, "account"))
 	p := Provider{
 		Name: "zendesk",
 		Cost: costsOne("account", zendeskPath),

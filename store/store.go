@@ -401,8 +401,8 @@ type Pause struct {
 	AtOnce bool
 
 	// Refused is the refusal that causes the pause, for tiers that learn their rate. They ignore it while
-	// a back-off of this quota goes on. If such a tier tolerates the refusal, a pause with Most is void. If
-	// nil, the pause teaches nothing.
+	// a back-off of this quota goes on. A pause with Most is void if such a tier decreases its rate instead,
+	// or tolerates the refusal. If nil, the pause teaches nothing.
 	Refused *Refused
 
 	// Once makes the pause void unless the quota is still in Epoch. Several refusals of one moment

@@ -26,6 +26,7 @@ import (
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/answers/ietf"
 	"github.com/apithrottle/throttle/internal/streamrules"
+	"github.com/apithrottle/throttle/internal/windows"
 )
 
 // An Entry is a profile and its source.
@@ -87,9 +88,9 @@ func all() map[string]Entry {
 		}}},
 		"OpenAI": {"https://developers.openai.com/api/docs/guides/rate-limits", read, answers.Profile{
 			Quotas: []answers.Quota{
-				full(family("", "X-Ratelimit-Limit-Requests", "X-Ratelimit-Remaining-Requests", "X-Ratelimit-Reset-Requests", answers.Duration)),
-				full(family("tokens", "X-Ratelimit-Limit-Tokens", "X-Ratelimit-Remaining-Tokens", "X-Ratelimit-Reset-Tokens", answers.Duration)),
-				full(family("tokens", "X-Ratelimit-Limit-Project-Tokens", "X-Ratelimit-Remaining-Project-Tokens", "X-Ratelimit-Reset-Project-Tokens", answers.Duration)),
+				windows.ByReset(family("", "X-Ratelimit-Limit-Requests", "X-Ratelimit-Remaining-Requests", "X-Ratelimit-Reset-Requests", answers.Duration)),
+				windows.ByReset(family("tokens", "X-Ratelimit-Limit-Tokens", "X-Ratelimit-Remaining-Tokens", "X-Ratelimit-Reset-Tokens", answers.Duration)),
+				windows.ByReset(family("tokens", "X-Ratelimit-Limit-Project-Tokens", "X-Ratelimit-Remaining-Project-Tokens", "X-Ratelimit-Reset-Project-Tokens", answers.Duration)),
 			},
 			Charges:    []answers.Charge{{Unit: "tokens", Field: in("usage.total_tokens", answers.Number)}},
 			RetryAfter: sdkWaits("try again in ", answers.Duration),
@@ -421,7 +422,7 @@ func anthropic(unit, infix string) answers.Quota {
 	header := func(end string) string {
 		return http.CanonicalHeaderKey("anthropic-" + infix + "-" + end)
 	}
-	return full(named(family(unit, header("limit"), header("remaining"), header("reset"), answers.Timestamp), strings.TrimPrefix(infix, "ratelimit-")))
+	return full(named(windowed(family(unit, header("limit"), header("remaining"), header("reset"), answers.Timestamp), time.Minute), strings.TrimPrefix(infix, "ratelimit-")))
 }
 
 func ended(header string, f answers.Format) []answers.Rule {

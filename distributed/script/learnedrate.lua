@@ -6,16 +6,18 @@
 
 local MILLION = 1000000
 local RECOVERY = 45000000
-local FEWEST = 100
+local FEWEST = 120
 local E_FOLD = 10000000
 local FARTHEST = 20000000
-local LOW_PART = 206299
 local REST_PART = 306639
+local LOW_PART = 400000
 local REST_AFTER = 60000000
-local ENOUGH_UNITS = 4000
-local LEAST_GAP = 20
+local AFTERMATH = 1000000
+local ENOUGH_UNITS = 2000
 local PRIOR_UNITS = 20
+local LEAST_GAP = 20
 local MOST_CREDIT = 3000000
+local MOST_NOISE = 50000
 
 local TAT = 1 -- the words
 local BAD = 2
@@ -62,7 +64,18 @@ local function learnedRate(unit, limit, micros, burst, extra)
 
   local function present() return rateAt(w[BAD], w[SINCE_BAD]) end
 
-  local function isLow() return w[BAD] > 0 and progress(w[BAD], w[SINCE_BAD]) < LOW_PART end
+  local function grows(rate)
+    if w[BAD] == 0 then return rate < most end
+    return progress(w[BAD], w[SINCE_BAD]) < FARTHEST
+  end
+
+  local function noise() return min(MILLION, (divMod(w[LOW_REFUSALS], w[LOW_UNITS] + PRIOR_UNITS))) end
+
+  local function credit(more) w[CREDIT] = min(MOST_CREDIT, w[LOW_REFUSALS], w[CREDIT] + more) end
+
+  local function isLow()
+    return w[BAD] > 0 and w[SINCE_BAD] >= LEAST_GAP and progress(w[BAD], w[SINCE_BAD]) < LOW_PART
+  end
 
   local function sendOne(now, n)
     local bad, units = atRest(now)
@@ -71,15 +84,14 @@ local function learnedRate(unit, limit, micros, burst, extra)
     local rate = rateAt(bad, units)
     local limited = n <= burst and w[TAT] > 0 and now <= w[TAT] - drain(burst - n, rate) + drain(n, rate)
     w[TAT] = min(max(w[TAT], now) + drain(n, rate), now + LATEST)
-    local credit = mulDiv(n, 2 * w[LOW_REFUSALS], w[LOW_UNITS] + PRIOR_UNITS)
-    if credit > 0 then w[CREDIT] = min(MOST_CREDIT, w[LOW_REFUSALS], w[CREDIT] + credit) end
+    credit(min(n, ENOUGH_UNITS) * min(2 * noise(), MOST_NOISE))
     if isLow() then
-      w[LOW_UNITS] = w[LOW_UNITS] + n
+      w[LOW_UNITS] = w[LOW_UNITS] + min(n, ENOUGH_UNITS)
       if w[LOW_UNITS] > ENOUGH_UNITS then
         w[LOW_UNITS], w[LOW_REFUSALS] = divMod(w[LOW_UNITS], 2), (divMod(w[LOW_REFUSALS], 2))
       end
     end
-    if limited and progress(max(bad, 1), units) < FARTHEST then w[SINCE_BAD] = units + n end
+    if limited and grows(rate) then w[SINCE_BAD] = units + n end
   end
 
   local function used(now)
@@ -103,22 +115,29 @@ local function learnedRate(unit, limit, micros, burst, extra)
     end,
 
     refuse = function(now, admitted)
-      if w[SINCE] > 0 and admitted <= w[SINCE] then return false end
-      if isLow() and w[SINCE_BAD] >= LEAST_GAP then w[LOW_REFUSALS] = w[LOW_REFUSALS] + MILLION end
+      local since = w[SINCE]
+      if since > 0 and admitted < since + AFTERMATH then return admitted <= since end
+      local before = mulDiv(w[SINCE_BAD], admitted - since, max(1, now - since))
+      if before >= LEAST_GAP and isLow() then w[LOW_REFUSALS] = w[LOW_REFUSALS] + MILLION end
       if w[CREDIT] >= MILLION then
         w[CREDIT] = w[CREDIT] - MILLION
         return true
       end
       local rate = present()
-      w[BAD], w[SINCE_BAD], w[SINCE], w[CREDIT] = rate, 0, now, min(MOST_CREDIT, w[LOW_REFUSALS])
+      w[BAD], w[SINCE_BAD], w[SINCE] = rate, 0, now
+      credit(MOST_CREDIT)
       local ahead = w[TAT] - now
       if ahead > 0 then w[TAT] = now + ceilMulDiv(ahead, rate, (rateAt(rate, 0))) end
-      return false
+      return true
     end,
 
     hasLearned = function() return w[BAD] > 0 or w[SINCE_BAD] > 0 end,
 
-    unlearn = function() w = {w[TAT], 0, 0, 0, 0, 0, 0} end,
+    unlearn = function()
+      local tat, rate = w[TAT], present()
+      if tat > frontier then tat = frontier + mulDiv(tat - frontier, rate, limit) end
+      w = {tat, 0, 0, 0, 0, 0, 0}
+    end,
 
     -- The present rate as a limit and a window.
     rate = function() return rateAt(atRest(frontier)), window end,
@@ -134,6 +153,7 @@ local function learnedRate(unit, limit, micros, burst, extra)
     end,
 
     refund = function(now, from, n)
+      if now <= w[TAT] - drain(max(0, burst - n), present()) then w[SINCE_BAD] = max(0, w[SINCE_BAD] - n) end
       w[TAT] = w[TAT] - max(0, min(drain(n, present()) - max(0, now - from), w[TAT] - now))
     end,
 

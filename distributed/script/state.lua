@@ -110,6 +110,7 @@ local function oldIn(raw)
   if not p then p, problem = listOf(words) end
   if not p then return nil, problem or 'corrupt plan in the state' end
   setNamed(p, words)
+  if (p.policy ~= nil) ~= (version == '6') then return nil, 'corrupt plan in the state' end
   local old = {words = words, current = version >= '4', plan = p, wordsOf = version == '1' and FIRST or WORDS, head = HEADS[version], poolNumbers = version < '4' and 1 or POOLED,
     leaseNumbers = version < '4' and 3 or SUMS, readingNumbers = version < '3' and 14 or version == '3' and 16 or READING,
     turnNumbers = version < '5' and 8 or TURNS}

@@ -204,15 +204,27 @@ func Load(dir, name string, tiers ...string) (*API, error) {
 		}
 		a.Known[r.Name] = r
 	}
+	if err := a.replace(tiers); err != nil {
+		return nil, err
+	}
+	return a, a.check()
+}
+
+// replace replaces the tiers of limits.
+func (a *API) replace(tiers []string) (err error) {
 	for _, t := range tiers {
 		id, tier, _ := strings.Cut(t, "=")
 		i := slices.IndexFunc(a.Limits, func(l *Limit) bool { return l.ID == id })
 		if i < 0 {
-			return nil, fmt.Errorf("%s: no limit %q for the tier %q", name, id, t)
+			return fmt.Errorf("%s: no limit %q for the tier %q", a.Name, id, t)
 		}
-		a.Limits[i].Tier = tier
+		l := a.Limits[i]
+		l.Tier = tier
+		if l.tier, err = algorithms.ParseTier(tier); err != nil {
+			return fmt.Errorf("%s: limit %s: %w", a.Name, id, err)
+		}
 	}
-	return a, a.check()
+	return nil
 }
 
 func read(file string, into any, strict bool) error {

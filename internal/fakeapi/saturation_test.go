@@ -297,7 +297,7 @@ func TestEveryPresetIsPlayed(t *testing.T) {
 		}
 	}
 	for _, p := range providers.Presets() {
-		if name := preset(p, "api.groq.com"); !played[name] {
+		if name := preset(p, "api.groq.com"); !played[name] && p.Name != "unknown" { // which is no API: TestUnknown plays some
 			t.Errorf("no rule file plays %s", name)
 		}
 	}

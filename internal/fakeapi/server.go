@@ -46,6 +46,24 @@ type Server struct {
 	seen     []Arrival
 }
 
+// Change replaces the tiers of limits while requests run, as New does before: the account gets another
+// plan. The window and the kind stay the same, and what was counted still counts. Change panics if it cannot.
+func (s *Server) Change(tiers ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.api.replace(tiers); err != nil {
+		panic(err)
+	}
+	now := s.now()
+	for _, c := range s.counters {
+		if most := capacity(c.of.tier); c.meter != nil && most != c.most {
+			used := c.most - c.left(now)
+			c.most, c.meter = most, newMeter(c.of)
+			c.take(now, min(used, most))
+		}
+	}
+}
+
 // A Reply is an answer of an API.
 type Reply struct {
 	// Status is the HTTP status. If zero, 200.
@@ -259,6 +277,8 @@ type counted struct {
 // A counting is a counter of a limit.
 type counting struct {
 	meter // nil if the limit counts nothing
+	of    *Limit
+	most  int64 // capacity of the meter
 	// blocked and banned are the times until which the limit refuses everything.
 	blocked, banned int64
 	ban             time.Duration // the length of the next ban
@@ -291,7 +311,7 @@ func (s *Server) count(r *request) (all []counted) {
 		}
 		c, ok := s.counters[key]
 		if !ok {
-			c = new(counting)
+			c = &counting{of: l, most: capacity(l.tier)}
 			if l.Above == "" {
 				c.meter = newMeter(l)
 			}

@@ -5,6 +5,7 @@ package keptmem
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -16,6 +17,8 @@ import (
 type Server struct {
 	mu     sync.Mutex // guards all below
 	values map[string][]byte
+	// expires are when the values may be forgotten.
+	expires map[string]int64
 	// locks contain a value while a transaction has the lock of a name.
 	locks map[string]chan struct{}
 	// news are the functions that listen.
@@ -34,7 +37,7 @@ type Server struct {
 
 // New returns a server without values.
 func New() *Server {
-	return &Server{values: make(map[string][]byte), locks: make(map[string]chan struct{}), news: make(map[*func([]byte)]struct{})}
+	return &Server{values: make(map[string][]byte), expires: make(map[string]int64), locks: make(map[string]chan struct{}), news: make(map[*func([]byte)]struct{})}
 }
 
 // Client returns a keeper that is a way from the server. A transaction takes four ways, and has its locks for two.
@@ -69,6 +72,13 @@ func (s *Server) Step(by time.Duration) { s.set(func() { s.step += by }) }
 
 // Drop forgets all values.
 func (s *Server) Drop() { s.set(func() { clear(s.values) }) }
+
+// Sweep forgets the values that it may forget.
+func (s *Server) Sweep() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.values, func(name string, _ []byte) bool { return s.expires[name] <= s.wall() })
+}
 
 func (s *Server) set(f func()) {
 	s.mu.Lock()
@@ -187,7 +197,7 @@ func (s *Server) write(names [][]byte, writes []kept.Write) (lost bool) {
 			continue
 		}
 		wrote = true
-		s.values[string(names[i])] = w.Value
+		s.values[string(names[i])], s.expires[string(names[i])] = w.Value, w.Expires
 		s.written += len(w.Value)
 		if w.Urgent {
 			for f := range s.news {

@@ -86,7 +86,9 @@ type state struct {
 	book         []booked
 	pause        pause.State
 	exact        int64
-	waiters      map[int]waiter
+	// takesFrom is the instant before which no booking is taken over: the keeper's clock was set back.
+	takesFrom int64
+	waiters   map[int]waiter
 }
 
 func (s *state) clone() state {
@@ -251,12 +253,12 @@ func holdsAny(p *algorithms.Plan, cost []int64) bool {
 	return false
 }
 
-// reserve adds a request at the instant that the store has told. It takes the place of one that was returned, or the
-// last one.
-func (s *state) reserve(b booked, expected int64) error {
-	open := s.pause.Until <= s.now.At && !s.pause.Probe && (b.process == nobody || len(s.ledgers) == 1)
+// reserve adds a request at the instant that the store has told. It takes the place of one that was returned, unless it
+// yields, or the last one.
+func (s *state) reserve(b booked, expected int64, yields bool) error {
+	open := !yields && s.pause.Until <= s.now.At && !s.pause.Probe && (b.process == nobody || len(s.ledgers) == 1)
 	i := slices.IndexFunc(s.book, func(o booked) bool {
-		return open && o.free && o.at == b.at && b.guard <= o.guard && b.cost.fits(o.cost)
+		return open && o.free && o.at == b.at && o.at >= s.takesFrom && b.guard <= o.guard && b.cost.fits(o.cost)
 	})
 	switch {
 	case i >= 0:

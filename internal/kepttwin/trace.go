@@ -238,6 +238,11 @@ func (x *trace) setNow(e event) (corrected bool) {
 		s.offset = least - e.view.Wall
 	}
 	s.now = algorithms.Moment{At: e.view.Wall + s.offset, Wall: e.view.Wall}
+	if n := len(s.book); corrected && n > 0 {
+		s.takesFrom = s.book[n-1].at
+	} else if corrected {
+		s.takesFrom = s.now.At
+	}
 	return corrected
 }
 

@@ -19,14 +19,16 @@ import (
 // between stands between a plan, its base and what it has taken over, in a text. No tier contains it.
 const between = " | "
 
-// textsOf returns the text of a plan as a store keeps it, and the text of its base.
+// textsOf returns the text of a plan as a store keeps it, and the text of its base, as it was given.
 func textsOf(given *algorithms.Plan, mostStamps int64) (text, base string) {
 	text = planText(given.WithShortLogs(mostStamps))
-	if given.Base() == given {
+	if !given.Follows() {
 		return text, text
 	}
-	base = planText(given.Base().WithShortLogs(mostStamps))
 	f := given.Followed()
+	if base = planText(given.Base()); f.At == 0 && text == base {
+		return text, base
+	}
 	taken := strconv.FormatInt(f.At, 10)
 	for _, limit := range f.Limits {
 		taken += " " + strconv.FormatInt(limit, 10)
@@ -49,8 +51,8 @@ func splitText(text string) (plan, base string, f algorithms.Followed, err error
 			f.Limits = append(f.Limits, n)
 		}
 	}
-	if f.At < 1 {
-		err = errors.Join(err, fmt.Errorf("%q contains no instant", taken))
+	if taken == "" {
+		err = fmt.Errorf("%q does not contain what was taken over", text)
 	}
 	return plan, base, f, err
 }
@@ -119,7 +121,7 @@ func (b *behind) catchUp() {
 func (q *quota) follow(plan *algorithms.Plan) bool {
 	for {
 		q = q.newest()
-		if !plan.Follows() || !q.given.Base().Equal(plan.Base()) {
+		if !plan.Follows() || !plan.Continues(q.given) {
 			return false
 		}
 		if !isNewer(plan.Followed(), q.given.Followed()) {

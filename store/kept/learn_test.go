@@ -2,16 +2,21 @@ package kept_test
 
 import (
 	"context"
+	"maps"
+	"math"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/keptmem"
+	"github.com/apithrottle/throttle/store/kept"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// A hidden provider admits what a bucket of one unit per window admits that it does not document, and says nothing of it.
+// A hidden provider refuses what is above a limit that no response contains.
 type hidden struct {
 	mu      sync.Mutex
 	counter *throttletest.Counter
@@ -89,28 +94,205 @@ func learnedOf(t testing.TB, l *throttle.Limiter) *throttle.TierStatus {
 	return &s.Tiers[0]
 }
 
-func TestDebugFleetLearns(t *testing.T) {
+// Processes that share a tier use most of a rate that no response contains, in equal shares, and few requests are refused.
+func TestFleetLearnsHiddenRate(t *testing.T) {
+	for name, tier := range map[string]throttle.Tier{
+		"log":    {Limit: 40, Window: time.Second},
+		"bucket": {Limit: 40, Window: time.Second, Algorithm: throttle.TokenBucket, Burst: 10},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(t, 100*time.Microsecond, time.Millisecond, 2*time.Millisecond, 5*time.Millisecond)
+			h := newHidden(t, tier)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+			defer cancel()
+			var wg sync.WaitGroup
+			all := f.limiters(t, learns)
+			for i, l := range all {
+				h.run(ctx, &wg, i, l, 8)
+			}
+			time.Sleep(5 * time.Minute)
+			from, before := time.Now(), maps.Clone(h.by)
+			time.Sleep(5*time.Minute - time.Second)
+			good, bad := count(h.accepted, from, time.Now()), count(h.refused, from, time.Now())
+			var shares []int
+			for i := range all {
+				shares = append(shares, h.by[i]-before[i])
+			}
+			t.Logf("%s: %.3f of the rate, %d of %d refused, shares %v, %+v", name, float64(good)/(40*299), bad, good+bad, shares, *learnedOf(t, all[0]).Learned)
+			if good < 40*299*85/100 || bad*100 > good {
+				t.Errorf("%s: %d accepted and %d refused in 5 minutes", name, good, bad)
+			}
+			if slices.Min(shares)*100 < slices.Max(shares)*90 {
+				t.Errorf("%s: accepted by process: %v", name, shares)
+			}
+			for _, l := range all[1:] {
+				if a, b := learnedOf(t, all[0]).Learned, learnedOf(t, l).Learned; a.Refused != b.Refused {
+					t.Errorf("%s: processes know %+v and %+v", name, *a, *b)
+				}
+			}
+			cancel()
+			wg.Wait()
+		})
+	}
+}
+
+// Refusals of one moment, in several processes, decrease the rate once. A process that joins starts at that rate.
+func TestRefusalsOfOneMomentDecreaseOnce(t *testing.T) {
+	for _, told := range []time.Duration{0, 2 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(t, farAndNear[:4]...)
+			p := learns
+			p.Tiers = []throttle.Tier{{Limit: 100, Window: time.Second, Algorithm: throttle.GCRA, Burst: 40, Learn: throttle.Learn{Most: 1000}}}
+			var wg sync.WaitGroup
+			for _, l := range f.limiters(t, p)[:3] {
+				for range 7 {
+					wg.Go(func() {
+						permit, err := l.Acquire(t.Context(), nil)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						time.Sleep(500 * time.Millisecond) // until all are sent
+						if err := permit.Refused(t.Context(), told); err != nil {
+							t.Error(err)
+						}
+						permit.Release()
+					})
+				}
+			}
+			wg.Wait()
+			joins, err := throttle.New(p, f.stores[3])
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := learnedOf(t, joins)
+			if l := got.Learned; math.Abs(l.Refused-100) > 1 || math.Abs(l.Rate-0.7*l.Refused) > 0.1 || math.Abs(got.MaxRate-l.Rate) > 1 {
+				t.Errorf("told %v: after 21 refusals the rate is %v, and %+v", told, got.MaxRate, l)
+			}
+		})
+	}
+}
+
+// After a day without requests and without processes, the first rate is 0.9 of the last one, with a keeper that forgets what
+// it may. After a month it is that of the policy.
+func TestLearnedRateSurvivesQuietDay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 100*time.Microsecond, time.Millisecond, 2*time.Millisecond, 5*time.Millisecond)
-		h := newHidden(t, throttle.Tier{Limit: 40, Window: time.Second})
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
-		defer cancel()
-		var wg sync.WaitGroup
-		began := time.Now()
+		f := newFleet(t, time.Millisecond, time.Millisecond, time.Millisecond)
 		all := f.limiters(t, learns)
-		for i, l := range all {
-			h.run(ctx, &wg, i, l, 8)
+		permit, err := all[0].Acquire(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
 		}
-		for m := range 20 {
-			time.Sleep(time.Minute)
-			from := began.Add(time.Duration(m) * time.Minute)
-			ok, bad := count(h.accepted, from, time.Now()), count(h.refused, from, time.Now())
-			s := learnedOf(t, all[0])
-			u, w, b := f.server.Count()
-			t.Logf("minute %d: %.3f good, %d refused, %+v, updates %d %d %d", m, float64(ok)/2400, bad, *s.Learned, u, w, b/w)
-		}
-		cancel()
+		time.Sleep(50 * time.Millisecond)
+		_ = permit.Refused(t.Context(), time.Second)
+		permit.Release()
+		time.Sleep(2 * time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		h := newHidden(t, throttle.Tier{Limit: 20, Window: time.Second})
+		var wg sync.WaitGroup
+		h.run(ctx, &wg, 0, all[0], 4)
 		wg.Wait()
-		t.Log(h.by)
+		cancel()
+		last := learnedOf(t, all[1]).Learned
+		before := max(last.Rate, last.Refused)
+		all[0].Close()
+		all[1].Close()
+		time.Sleep(24 * time.Hour)
+		f.server.Sweep()
+		after := learnedOf(t, all[2])
+		if rate := after.Learned.Rate; rate < 10 || rate > before*0.901 {
+			t.Errorf("after a day the rate is %v, before it was %v", rate, before)
+		}
+		time.Sleep(31 * 24 * time.Hour)
+		f.server.Sweep()
+		l := f.limiters(t, learns)[1]
+		if got := learnedOf(t, l).Learned; got.Rate != 5 || got.Refused != 0 {
+			t.Errorf("after a month the tier knows %+v", got)
+		}
 	})
+}
+
+// Two releases whose bounds differ learn side by side, and each keeps its bounds when one is taken over by the other.
+func TestBoundsOfTwoReleases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, time.Millisecond, 2*time.Millisecond)
+		narrow := learns
+		narrow.Tiers = slices.Clone(learns.Tiers)
+		narrow.Tiers[0].Learn = throttle.Learn{Least: 4, Most: 10}
+		wide, err := throttle.New(learns, f.stores[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := newHidden(t, throttle.Tier{Limit: 60, Window: time.Second})
+		run := func(some ...*throttle.Limiter) {
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+			defer cancel()
+			var wg sync.WaitGroup
+			for i, l := range some {
+				h.run(ctx, &wg, i, l, 8)
+			}
+			wg.Wait()
+		}
+		run(wide)
+		if rate := learnedOf(t, wide).Learned.Rate; rate < 20 {
+			t.Errorf("the rate is %v", rate)
+		}
+		other, err := throttle.New(narrow, f.stores[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		run(other, wide)
+		if a, b := learnedOf(t, wide).Learned.Rate, learnedOf(t, other).Learned.Rate; a < 5 || b > 10 || b < 4 {
+			t.Errorf("side by side, the rates are %v and %v", a, b)
+		}
+		run(other)
+		time.Sleep(2 * time.Minute)
+		run(wide)
+		if rate := learnedOf(t, wide).Learned.Rate; rate < 10 {
+			t.Errorf("the rate is %v when the wider bounds are back", rate)
+		}
+	})
+}
+
+// No forecast is later than what a rate that others have learned allows.
+func TestForecastKnowsNoHigherRate(t *testing.T) {
+	for _, ahead := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			server := keptmem.New()
+			t.Cleanup(func() {
+				server.Close()
+				time.Sleep(2 * time.Minute)
+			})
+			var all []*throttle.Limiter
+			for range 2 {
+				l, err := throttle.New(learns, kept.New(server.Client(time.Millisecond), kept.Options{Name: "kept", Ahead: ahead}))
+				if err != nil {
+					t.Fatal(err)
+				}
+				all = append(all, l)
+			}
+			if err := all[1].Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			h := newHidden(t, throttle.Tier{Limit: 10_000, Window: time.Second})
+			var wg sync.WaitGroup
+			h.run(ctx, &wg, 0, all[0], 20)
+			wg.Wait()
+			if rate := learnedOf(t, all[0]).Learned.Rate; rate < 100 {
+				t.Errorf("ahead %v: the rate is %v", ahead, rate)
+			}
+			soon, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+			defer cancel()
+			for range 100 { // which takes 20 s at the rate that the process knows
+				wg.Go(func() {
+					if err := all[1].Wait(soon); err != nil {
+						t.Errorf("ahead %v: %v", ahead, err)
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
 }

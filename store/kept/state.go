@@ -91,7 +91,10 @@ func (s *state) isPlain() bool {
 func (r *record) isNew() bool { return r.ledger.Plan().Learns() || r.ledger.Plan().Follows() }
 
 // knows reports whether the responses have taught a rate or a limit.
-func (r *record) knows() bool { return r.ledger.KnowsRate() || strings.Contains(r.text, between) }
+func (r *record) knows() bool {
+	_, _, f, _ := splitText(r.text)
+	return r.ledger.KnowsRate() || f.At > 0
+}
 
 // learnedFor is how long a quota without requests keeps what responses have taught, in µs: 30 days.
 const learnedFor = 30 * 24 * 3_600_000_000

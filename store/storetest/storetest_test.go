@@ -102,6 +102,7 @@ type fault struct {
 	forecast   func(q localQuota) store.Forecast
 	observe    func(q localQuota, d store.Decision, cost []int64, seen []store.Observation)
 	idle       func(q localQuota) bool
+	forget     func(q localQuota) error
 }
 
 func (f *fault) TryAcquire(ctx context.Context, r store.Request) (store.Decision, error) {
@@ -212,6 +213,13 @@ func (f *fault) Idle() bool {
 	return f.idle(f.localQuota)
 }
 
+func (f *fault) Forget(ctx context.Context) error {
+	if f.forget == nil {
+		return f.localQuota.Forget(ctx)
+	}
+	return f.forget(f.localQuota)
+}
+
 var background = context.Background()
 
 func try(q localQuota, r store.Request) store.Decision {
@@ -284,7 +292,7 @@ func TestFaults(t *testing.T) {
 			}
 			return d
 		}}},
-		"a response does not land the request": {"Arrived", fault{arrived: func(q localQuota, d store.Decision, cost []int64) { q.Arrived(d, make([]int64, len(cost))) }}},
+		"a response does not land the request": {"Arrived Follow", fault{arrived: func(q localQuota, d store.Decision, cost []int64) { q.Arrived(d, make([]int64, len(cost))) }}},
 		"an error lands the request":           {"Unanswered ProbeHandedOn SettleUnanswered", fault{unanswered: localQuota.Arrived}},
 		"a request is returned twice": {"Return Release", fault{giveBack: func(q localQuota, d store.Decision, cost []int64) {
 			giveBack(q, d, cost)
@@ -311,7 +319,7 @@ func TestFaults(t *testing.T) {
 			}
 			return pause(q, p)
 		}}},
-		"all back-offs have the same length": {"BackOff", fault{pause: func(q localQuota, p store.Pause) store.Paused {
+		"all back-offs have the same length": {"BackOff Refused Tolerated", fault{pause: func(q localQuota, p store.Pause) store.Paused {
 			p.For, p.Most = p.Length(0), 0
 			return pause(q, p)
 		}}},
@@ -320,19 +328,19 @@ func TestFaults(t *testing.T) {
 			p.Once = false
 			return pause(q, p)
 		}}},
-		"a pause ends without a probe": {"BackOff Probe ProbeOnce ProbeHandedOn ProbeUnheld ProbeSilent ProbeOvertaken Resume", fault{pause: func(q localQuota, p store.Pause) store.Paused {
+		"a pause ends without a probe": {"BackOff Refused Probe ProbeOnce ProbeHandedOn ProbeUnheld ProbeSilent ProbeOvertaken Resume", fault{pause: func(q localQuota, p store.Pause) store.Paused {
 			p.Probe = false
 			return pause(q, p)
 		}}},
-		"Resume is ignored": {"BackOff Resume ChangePaused Watch", fault{resume: func(localQuota) {}}},
-		"watchers are not called": {"Watch WakeReturned WakeReleased Resume Change", fault{watch: func(localQuota, func(store.Change, time.Duration)) func() {
+		"Resume is ignored": {"BackOff Refused Resume ChangePaused Watch", fault{resume: func(localQuota) {}}},
+		"watchers are not called": {"Watch WakeReturned WakeReleased Resume Change Follow", fault{watch: func(localQuota, func(store.Change, time.Duration)) func() {
 			return func() {}
 		}}},
 		"watchers do not stop": {"Watch", fault{watch: func(q localQuota, changed func(store.Change, time.Duration)) func() {
 			q.Watch(changed)
 			return func() {}
 		}}},
-		"a change of the plan forgets the charges": {"Change ChangePaused ChangeInUse ChangeEstimates", fault{successor: func(q localQuota) (store.Quota, *algorithms.Plan) {
+		"a change of the plan forgets the charges": {"Change ChangePaused ChangeInUse ChangeEstimates Follow", fault{successor: func(q localQuota) (store.Quota, *algorithms.Plan) {
 			next, p := q.Successor()
 			if next != store.Quota(q) {
 				next, _ = local.New().Open("", p, nil)
@@ -346,7 +354,7 @@ func TestFaults(t *testing.T) {
 			}
 			q.Unanswered(d, cost)
 		}}},
-		"a quota with a successor still decides": {"Change", fault{try: func(q localQuota, r store.Request) store.Decision {
+		"a quota with a successor still decides": {"Change Follow", fault{try: func(q localQuota, r store.Request) store.Decision {
 			d := try(q, r)
 			if d.Verdict == store.Moved {
 				next, _ := q.Successor()
@@ -362,6 +370,18 @@ func TestFaults(t *testing.T) {
 			seen[0].Exact = true
 			q.Observe(d, cost, seen)
 		}}},
+		"refusals teach nothing": {"Refused Tolerated Forget", fault{pause: func(q localQuota, p store.Pause) store.Paused {
+			p.Refused = nil
+			return pause(q, p)
+		}}},
+		"a refusal teaches all units": {"Refused", fault{pause: func(q localQuota, p store.Pause) store.Paused {
+			if p.Refused != nil {
+				p.Refused.Cost[0] = 1
+			}
+			return pause(q, p)
+		}}},
+		"Forget is ignored":   {"Forget", fault{forget: func(localQuota) error { return nil }}},
+		"Forget ends a pause": {"Forget", fault{forget: func(q localQuota) error { _ = q.Resume(background); return q.Forget(background) }}},
 		"all quotas are idle": {"Idle", fault{idle: func(localQuota) bool { return true }}},
 		"no quota is idle":    {"Idle", fault{idle: func(localQuota) bool { return false }}},
 	} {
@@ -376,7 +396,7 @@ func TestFaults(t *testing.T) {
 	}
 	t.Run("keys are not shared", func(t *testing.T) {
 		run(t, &faulty{key: func(string) string { return "" }},
-			"Open Pause Probe Resume Change Close Concurrent")
+			"Open Pause Refused Probe Resume Change Close Concurrent Forget Follow")
 	})
 }
 
@@ -398,7 +418,7 @@ const child = "THROTTLE_STORETEST_CHILD"
 // that passes.
 func TestFails(t *testing.T) {
 	if os.Getenv(child) != "" {
-		run(t, &faulty{key: func(string) string { return "" }}, "Pause Probe Resume Change Close Concurrent Once Refused Forget Follow")
+		run(t, &faulty{key: func(string) string { return "" }}, "Pause Refused Probe Resume Change Close Concurrent Once Forget Follow")
 		return
 	}
 	cmd := exec.Command(os.Args[0], "-test.run=^TestFails$")

@@ -159,6 +159,10 @@ func follow(c *check) {
 		c.Errorf("%+v of a quota that has a successor, want Moved", got)
 	}
 	received.eventually("a limit that was taken over", store.Replanned)
+	if !c.LandsWithGuard {
+		first.Arrived(d, []int64{3})
+		c.eventually(func() bool { return c.status(q).Tiers[0].InFlight == 0 }, func() { c.Error("a request stays in flight whose response came after a change of limits") })
+	}
 	c.eventuallyUsed(q, "under the lower limit", 3)
 	c.refuse(q, held(2), store.Later)
 	c.admit(q, held(1))

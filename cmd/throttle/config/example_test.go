@@ -61,6 +61,6 @@ func ExampleParseLimits() {
 	}
 	// Output:
 	// "" 5/s + 10000/h
-	// "openai/model" 500/m;pace_burst=8 + 30000/m;unit=tokens | guard=auto
+	// "openai/model" 500/m;pace_burst=8;follow=10000 + 30000/m;unit=tokens;follow=10000000 | guard=auto
 	// "openai/vector_store" 300/m | guard=auto
 }

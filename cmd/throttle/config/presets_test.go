@@ -44,6 +44,8 @@ func TestParseLimits(t *testing.T) {
 		{"infura:day=0", "infura:second=500,day=0", ""},
 		{"openai: tokens = 30_000, requests = 500", "openai:requests=500,tokens=30000", ""},
 		{"openai-compatible:host=api.groq.com,requests=30", "openai-compatible:host=api.groq.com,requests=30,tokens=0", ""},
+		{"unknown", "unknown:hosts=*", ""},
+		{"unknown:hosts=*.acme.example", "unknown:hosts=*.acme.example", ""},
 		{"hubspot:zone=America/New_York", "hubspot:zone=America/New_York", ""},
 
 		{"", "", `tier 1 is empty`},
