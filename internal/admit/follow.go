@@ -56,12 +56,12 @@ func (c *Charge) Follow(ctx context.Context, limits []int64, after *Callbacks) {
 	}
 	s.mu.Unlock()
 	if changed && s.follow(ctx, rev, f) == nil && rev.Events != nil {
-		rev.reportFollowed(s.current.Load().Plan, after)
+		reportFollowed(rev, s.current.Load().Plan, after)
 	}
 }
 
-// reportFollowed reports the limits of the tiers that are others in the next plan, after the event.
-func (rev *Revision) reportFollowed(next *algorithms.Plan, after *Callbacks) {
+// reportFollowed reports the limits of a revision's tiers that are others in the next plan, after the event.
+func reportFollowed(rev *Revision, next *algorithms.Plan, after *Callbacks) {
 	if !next.Continues(rev.Plan) { // SetPolicy came between
 		return
 	}
