@@ -22,6 +22,7 @@ import (
 	"github.com/apithrottle/throttle/internal/calls"
 	"github.com/apithrottle/throttle/internal/redistest"
 	"github.com/apithrottle/throttle/internal/soak"
+	"github.com/apithrottle/throttle/store"
 )
 
 // A namingAPI is an API that counts points when requests arrive, fifty for each, refuses those above its
@@ -632,7 +633,7 @@ func TestFleetFollowsRandomly(t *testing.T) {
 		var mu sync.Mutex // guards random, eras and first
 		var eras history
 		first := 0 // the requests before the present era
-		api := &namingAPI{bucket: seed%4 == 3}
+		api := new(namingAPI)
 		change := func(n int) {
 			limit := 500 + points*random.Int64N(1+14500/points)
 			api.set(limit)
@@ -646,7 +647,8 @@ func TestFleetFollowsRandomly(t *testing.T) {
 		api.arrives = func(n int) {
 			mu.Lock()
 			defer mu.Unlock()
-			if random.IntN(80) == 0 && time.Since(eras[len(eras)-1].from) > sec {
+			// Of two responses that tell of different limits, the later one must be to the later request.
+			if told := eras[len(eras)-1].told; random.IntN(80) == 0 && !told.IsZero() && time.Since(told) > sec {
 				change(n)
 			}
 		}
@@ -665,7 +667,7 @@ func TestFleetFollowsRandomly(t *testing.T) {
 			began := time.Now()
 			f.sendFor(5*hour-sec, 1+random.IntN(3))
 			eras.check(f, seed, began)
-		}, following(api.bucket))
+		}, following(false))
 	}
 }
 
@@ -716,4 +718,21 @@ func TestServerFollows(t *testing.T) {
 	api.set(1000)
 	get(t, f.all[1].client)
 	f.checkLimit(1000)
+}
+
+// A quota that is opened with the policy of one that has followed has the same limits at once, and one with
+// another policy has its own.
+func TestFollowedQuotaOpensAgain(t *testing.T) {
+	followTogether(t, 1, &namingAPI{limit: 15000}, func(f *followers) {
+		f.raise(f.all[0])
+		for limit, want := range map[int64]int64{5000: 15000, 4000: 4000} {
+			tier := following(false)
+			tier.Limit = limit
+			q := quota(f.T, f.all[0].store, "api", plan(f.T, 200*ms, tier))
+			if _, p := q.(store.Lifecycle).Successor(); p.Tiers()[0].Limit != want {
+				f.Errorf("%v opens with the limit %d, want %d", tier, p.Tiers()[0].Limit, want)
+			}
+			q.Close()
+		}
+	}, following(false))
 }
