@@ -72,3 +72,23 @@ func TestFollowTakesOverNamedLimit(t *testing.T) {
 		}
 	})
 }
+
+// The reading of the response that changes a limit counts.
+func TestFollowKeepsReading(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := throttle.Tier{Limit: 5000, Window: time.Hour, Algorithm: throttle.FixedWindow, Follow: throttle.Follow{Most: 15000}}
+		l, err := throttle.New(throttle.Policy{Name: "api", Tiers: []throttle.Tier{tier}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := &http.Client{Transport: &throttle.Transport{Limiter: l, Base: &naming{limit: 1000, sent: 998}, Profile: namesLimit}}
+		resp, err := client.Get("http://api.test/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if !l.Allow() || l.Allow() {
+			t.Error("got another number of requests than the one that is left")
+		}
+	})
+}

@@ -485,6 +485,23 @@ func TestFleetFollowsWithinOwnBounds(t *testing.T) {
 	}, following(false))
 }
 
+// The reading of the response that changes a limit counts: what others have used is not admitted again.
+func TestFleetFollowsWithReading(t *testing.T) {
+	t.Parallel()
+	api := &namingAPI{limit: 5000}
+	followTogether(t, 2, api, func(f *followers) {
+		get(f.T, f.all[0].client)
+		api.mu.Lock()
+		api.limit, api.used = 1000, 900 // most of it by others
+		api.mu.Unlock()
+		get(f.T, f.all[0].client)
+		f.checkLimit(1000)
+		if other := f.all[1]; !other.AllowN(50) || other.AllowN(50) {
+			f.Error("got another number of points than the 50 that are left")
+		}
+	}, following(false))
+}
+
 // Permits of a concurrency tier stay held while another tier of the plan follows.
 func TestFleetFollowsBesideConcurrency(t *testing.T) {
 	t.Parallel()

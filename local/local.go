@@ -380,9 +380,9 @@ func (q *quota) Align(tier int, from, to time.Time) {
 }
 
 func (q *quota) Observe(d store.Decision, cost []int64, seen []store.Observation) {
-	q.mu.Lock()
-	if q.next != nil { // the readings are about other tiers
-		q.mu.Unlock()
+	was := q
+	if q, _ = q.lock(store.Decision{}); q != was && !q.ledger.Plan().Base().Equal(was.ledger.Plan().Base()) {
+		q.mu.Unlock() // the readings are about other tiers
 		return
 	}
 	q.own().exact = store.Observe(&q.ledger, q.now(), d.At, cost, q.exact, seen)
