@@ -238,7 +238,7 @@ func (l *Limiter) Resume(ctx context.Context) error {
 
 // Forget makes the tiers with Learn start again at their limits, for all callers that share the quota, and gives the
 // tiers with Follow the limits of the policy until responses name others. With a shared store it blocks for one
-// round trip. To fix a learned limit, use SetPolicy with a tier that has it and does not learn.
+// round trip, or two if tiers follow. To fix a learned limit, use SetPolicy with a tier that has it and does not learn.
 func (l *Limiter) Forget(ctx context.Context) error {
 	s, err := l.path.Enter()
 	if err != nil {

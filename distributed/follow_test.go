@@ -22,6 +22,7 @@ import (
 	"github.com/apithrottle/throttle/internal/calls"
 	"github.com/apithrottle/throttle/internal/redistest"
 	"github.com/apithrottle/throttle/internal/soak"
+	"github.com/apithrottle/throttle/store"
 )
 
 // A namingAPI is an API that counts points when requests arrive, fifty for each, refuses those above its
@@ -484,6 +485,23 @@ func TestFleetFollowsWithinOwnBounds(t *testing.T) {
 	}, following(false))
 }
 
+// The reading of the response that changes a limit counts: what others have used is not admitted again.
+func TestFleetFollowsWithReading(t *testing.T) {
+	t.Parallel()
+	api := &namingAPI{limit: 5000}
+	followTogether(t, 2, api, func(f *followers) {
+		get(f.T, f.all[0].client)
+		api.mu.Lock()
+		api.limit, api.used = 1000, 900 // most of it by others
+		api.mu.Unlock()
+		get(f.T, f.all[0].client)
+		f.checkLimit(1000)
+		if other := f.all[1]; !other.AllowN(50) || other.AllowN(50) {
+			f.Error("got another number of points than the 50 that are left")
+		}
+	}, following(false))
+}
+
 // Permits of a concurrency tier stay held while another tier of the plan follows.
 func TestFleetFollowsBesideConcurrency(t *testing.T) {
 	t.Parallel()
@@ -632,7 +650,7 @@ func TestFleetFollowsRandomly(t *testing.T) {
 		var mu sync.Mutex // guards random, eras and first
 		var eras history
 		first := 0 // the requests before the present era
-		api := &namingAPI{bucket: seed%4 == 3}
+		api := new(namingAPI)
 		change := func(n int) {
 			limit := 500 + points*random.Int64N(1+14500/points)
 			api.set(limit)
@@ -646,7 +664,8 @@ func TestFleetFollowsRandomly(t *testing.T) {
 		api.arrives = func(n int) {
 			mu.Lock()
 			defer mu.Unlock()
-			if random.IntN(80) == 0 && time.Since(eras[len(eras)-1].from) > sec {
+			// Of two responses that tell of different limits, the later one must be to the later request.
+			if told := eras[len(eras)-1].told; random.IntN(80) == 0 && !told.IsZero() && time.Since(told) > sec {
 				change(n)
 			}
 		}
@@ -665,7 +684,7 @@ func TestFleetFollowsRandomly(t *testing.T) {
 			began := time.Now()
 			f.sendFor(5*hour-sec, 1+random.IntN(3))
 			eras.check(f, seed, began)
-		}, following(api.bucket))
+		}, following(false))
 	}
 }
 
@@ -716,4 +735,21 @@ func TestServerFollows(t *testing.T) {
 	api.set(1000)
 	get(t, f.all[1].client)
 	f.checkLimit(1000)
+}
+
+// A quota that is opened with the policy of one that has followed has the same limits at once, and one with
+// another policy has its own.
+func TestFollowedQuotaOpensAgain(t *testing.T) {
+	followTogether(t, 1, &namingAPI{limit: 15000}, func(f *followers) {
+		f.raise(f.all[0])
+		for limit, want := range map[int64]int64{5000: 15000, 4000: 4000} {
+			tier := following(false)
+			tier.Limit = limit
+			q := quota(f.T, f.all[0].store, "api", plan(f.T, 200*ms, tier))
+			if _, p := q.(store.Lifecycle).Successor(); p.Tiers()[0].Limit != want {
+				f.Errorf("%v opens with the limit %d, want %d", tier, p.Tiers()[0].Limit, want)
+			}
+			q.Close()
+		}
+	}, following(false))
 }

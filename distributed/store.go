@@ -65,6 +65,13 @@
 // both, and waits for no limit that only the other has, but for what was reserved before. Concurrency
 // tiers, and units that only one of two releases limits, count for that release alone.
 //
+// If tiers follow the limits that responses name (Follow of a Tier), the processes of a policy take them
+// over from each other. A process that follows a limit makes a call at once. A call of another process
+// with earlier limits changes nothing, and the process repeats it with the later ones. Processes whose
+// callers wait receive a message. Later is what a response to a later request names. After a loss of the
+// state, the limits hold again as soon as a process calls that has them. Such a state has a version of its
+// own, so a release of this package before Follow refuses it.
+//
 // # Shutdown
 //
 // A process that ends calls [Store.Flush] to return reservations and report actual costs. Otherwise
