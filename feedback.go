@@ -114,7 +114,7 @@ func tierFor(rev *admit.Revision, r answers.Reading) (tier int, best match) {
 			continue
 		case r.Limit == t.Capacity():
 			return i, limitMatch
-		case r.Limit > 0 && t.Follows():
+		case r.Limit > 0 && rev.Plan.Allows(i, r.Limit):
 			fits = followMatch
 		}
 		if tier == none || fits > best {

@@ -1005,7 +1005,7 @@ func TestFollowFindsTheTierThatFollows(t *testing.T) {
 	}{
 		{"one of two", []throttle.Tier{throttle.PerMinute(900), follows}, nil, "900 6000"},
 		{"around", []throttle.Tier{throttle.PerMinute(900)}, []throttle.Tier{follows}, "900 6000"},
-		{"two that follow", []throttle.Tier{follows, {Limit: 100_000, Window: 24 * time.Hour, Follow: throttle.Follow{Most: 1_000_000}}}, nil, "5000 100000"},
+		{"two that follow, of which one may take over the limit", []throttle.Tier{follows, {Limit: 100_000, Window: 24 * time.Hour, Follow: throttle.Follow{Most: 1_000_000}}}, nil, "6000 100000"},
 		{"another with this limit", []throttle.Tier{{Limit: 6000, Window: 24 * time.Hour}, follows}, nil, "6000 5000"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

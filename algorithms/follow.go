@@ -111,6 +111,12 @@ func (p *Plan) Replaces(old *Plan) bool {
 	return p.unfollowed == nil || p.Continues(old) && p.followed.At > old.followed.At
 }
 
+// Allows reports whether a tier follows and may take over a limit as it is.
+func (p *Plan) Allows(tier int, limit int64) bool {
+	own := p.Base().given[p.declared[tier]]
+	return own.Follows() && namedLimit(following(own, limit)) == limit
+}
+
 // Named returns the limit that a given tier has when a response names a limit for it, and the limit that
 // it has now.
 func (p *Plan) Named(given int, limit int64) (then, now int64) {
