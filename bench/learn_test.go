@@ -50,10 +50,10 @@ var learners = []learner{
 		}
 	}},
 	{"fixed 5/s", func(t testing.TB) hidden.Client {
-		return limitedTo(t, throttle.Tier{Limit: 5, Window: time.Second, Algorithm: throttle.GCRA, Burst: 1})
+		return limitedTo(t, throttle.PerSecond(5))
 	}},
 	{"fixed 50/s", func(t testing.TB) hidden.Client {
-		return limitedTo(t, throttle.Tier{Limit: 50, Window: time.Second, Algorithm: throttle.GCRA, Burst: 1})
+		return limitedTo(t, throttle.PerSecond(50))
 	}},
 }
 
@@ -177,17 +177,19 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// learnRows returns the rows of the table: 64 workers, or 640 for 100/s after 5 s.
+// learnRows returns the rows of the table.
 func learnRows() (rows []hidden.Cell) {
-	for _, c := range hidden.Cells() {
-		if c.Workers > 1 && c.Reachable() && (c.Response == 100*time.Millisecond || c.Response == 5*time.Second) {
-			rows = append(rows, c)
-		}
+	row := func(limit int64, a algorithms.Algorithm, response time.Duration, noise float64) {
+		tier := algorithms.Tier{Limit: limit, Window: time.Second, Algorithm: a}
+		rows = append(rows, hidden.Cell{Tier: tier, Response: response, Workers: 64, Minutes: 20, Noisy: noise})
 	}
 	for _, limit := range []int64{1, 10, 100} {
-		tier := algorithms.Tier{Limit: limit, Window: time.Second, Algorithm: algorithms.TokenBucket}
-		rows = append(rows, hidden.Cell{Tier: tier, Response: 100 * time.Millisecond, Workers: 64, Minutes: 20, Noisy: 0.01})
+		row(limit, algorithms.TokenBucket, 100*time.Millisecond, 0)
 	}
+	row(10, algorithms.SlidingLog, 100*time.Millisecond, 0)
+	row(10, algorithms.FixedWindow, 100*time.Millisecond, 0)
+	row(10, algorithms.SlidingLog, 5*time.Second, 0)
+	row(10, algorithms.TokenBucket, 100*time.Millisecond, 0.01)
 	return rows
 }
 
@@ -235,5 +237,6 @@ func learnRow(t *testing.T, c hidden.Cell) string {
 	if best < 0.6 {
 		t.Errorf("throttle has %.2f of the goodput, want 0.6 at least", best)
 	}
+	t.Log(line)
 	return line
 }

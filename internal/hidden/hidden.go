@@ -209,21 +209,32 @@ func (a *api) count(path string) (status int) {
 	return http.StatusTooManyRequests
 }
 
-// Knows returns the goodput of some minutes of the better of two clients that know the limit: one sends
-// requests evenly and does nothing about refusals, the other counts as the API does, but does not know when
-// windows begin.
+// MostRefused is the part of requests that a careful client may be refused.
+func (c Cell) MostRefused() float64 {
+	if c.Response < 5*time.Second {
+		return 0.01
+	}
+	return 0.03
+}
+
+// Knows returns the goodput of some minutes of the better of two clients that know the limit. One counts as the
+// API does, but does not know when windows begin. The other sends requests evenly and does nothing about refusals;
+// if more than MostRefused are refused, it is left out.
 func Knows(t *testing.T, c Cell, seed uint64, from, to int) float64 {
-	even := Play(t, c, seed, func(base http.RoundTripper) http.RoundTripper {
-		return &paced{base: base, gap: c.Tier.Window / time.Duration(c.Tier.Limit)}
-	})
 	tier := c.Tier
 	if tier.Algorithm == algorithms.FixedWindow {
 		tier.Algorithm = algorithms.SlidingLog
 	}
-	counted := Play(t, c, seed, func(base http.RoundTripper) http.RoundTripper {
+	best := Play(t, c, seed, func(base http.RoundTripper) http.RoundTripper {
 		return Limited(t, base, tier, max(c.Response/10, time.Microsecond))
+	}).Goodput(from, to)
+	even := Play(t, c, seed, func(base http.RoundTripper) http.RoundTripper {
+		return &paced{base: base, gap: c.Tier.Window / time.Duration(c.Tier.Limit)}
 	})
-	return max(even.Goodput(from, to), counted.Goodput(from, to))
+	if even.RefusedPart(from, to) <= c.MostRefused() {
+		best = max(best, even.Goodput(from, to))
+	}
+	return best
 }
 
 // Limited returns a transport with a tier and a guard, as in a Policy.
