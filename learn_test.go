@@ -567,54 +567,60 @@ func TestShadowLearnsNothing(t *testing.T) {
 	})
 }
 
-// A caller whose own object is always refused does not slow down the others, if a rule tells these refusals.
+// One client whose own object is refused each time cannot lower the rate of the others, whether or not a rule of
+// the profile knows the object's refusals.
 func TestRefusalsOfOneObject(t *testing.T) {
 	for _, part := range []int{20, 5, 2} {
-		synctest.Test(t, func(t *testing.T) {
-			l := mustNew(t, exact(learns(20, 2)), nil)
-			api := throttletest.New(throttle.Tier{Limit: 50, Window: sec, Algorithm: throttle.GCRA, Burst: 50})
-			api.Header = throttletest.NoRetryAfter
-			api.Hold = func() time.Duration { return 20 * ms }
-			tr := &throttle.Transport{
-				Limiter: l,
-				Profile: &answers.Profile{Rules: []answers.Rule{{Status: 429, Header: "X-Object", Kind: answers.Other}}},
-				Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-					if r.URL.Path != "/own" {
-						return api.RoundTrip(r)
-					}
-					time.Sleep(20 * ms)
-					return trAnswer(429, "X-Object", "1"), nil
-				}),
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-			defer cancel()
-			var wg sync.WaitGroup
-			for i := range 20 {
-				path := "http://api.test/"
-				if i%part == 0 {
-					path += "own"
+		for name, profile := range map[string]*answers.Profile{
+			"known": {Rules: []answers.Rule{{Status: 429, Header: "X-Object", Kind: answers.Other}}}, "unknown": nil,
+		} {
+			t.Run(fmt.Sprintf("one of %d, %s", part, name), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { refuseOneObject(t, part, profile) })
+			})
+		}
+	}
+}
+
+// refuseOneObject lets 20 clients call an API of 50/s, of which one in part only calls an object that is refused.
+func refuseOneObject(t *testing.T, part int, profile *answers.Profile) {
+	l := mustNew(t, exact(learns(20, 2)), nil)
+	api := throttletest.New(throttle.Tier{Limit: 50, Window: sec, Algorithm: throttle.GCRA, Burst: 50})
+	api.Header = throttletest.NoRetryAfter
+	api.Hold = func() time.Duration { return 20 * ms }
+	tr := &throttle.Transport{Limiter: l, Profile: profile, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+		if r.URL.Path != "/own" {
+			return api.RoundTrip(r)
+		}
+		time.Sleep(20 * ms)
+		return trAnswer(429, "X-Object", "1"), nil
+	})}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	var wg sync.WaitGroup
+	for i := range 20 {
+		path := "http://api.test/"
+		if i%part == 0 {
+			path += "own"
+		}
+		wg.Go(func() {
+			for {
+				req, err := http.NewRequestWithContext(ctx, "GET", path, nil)
+				if err != nil {
+					t.Error(err)
 				}
-				wg.Go(func() {
-					for {
-						req, err := http.NewRequestWithContext(ctx, "GET", path, nil)
-						if err != nil {
-							t.Error(err)
-						}
-						resp, err := tr.RoundTrip(req)
-						if err != nil {
-							return
-						}
-						resp.Body.Close()
-					}
-				})
-			}
-			time.Sleep(5 * time.Minute)
-			before := api.Summary().Accepted
-			wg.Wait()
-			if good := float64(api.Summary().Accepted-before) / 300; good < 0.85*50 {
-				t.Errorf("one of %d requests is refused for its object, and the others have %.1f/s of 50", part, good)
+				resp, err := tr.RoundTrip(req)
+				if err != nil {
+					return
+				}
+				resp.Body.Close()
 			}
 		})
+	}
+	time.Sleep(5 * time.Minute)
+	before := api.Summary().Accepted
+	wg.Wait()
+	if good := float64(api.Summary().Accepted-before) / 300; good < 0.85*50 {
+		t.Errorf("one of %d requests is refused for its object, and the others have %.1f/s of 50", part, good)
 	}
 }
 

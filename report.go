@@ -9,6 +9,7 @@ import (
 
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/admit"
+	"github.com/apithrottle/throttle/internal/retryafter"
 )
 
 // A RefusalReport is what is known about a refusal by the provider. It helps to find out why a request
@@ -112,7 +113,7 @@ func reportRefusal(ctx context.Context, a *admission, header http.Header, answer
 			r.Took, r.Guard = took, guard
 		}
 	}
-	r.ClockAhead = clockAhead(header, took)
+	r.ClockAhead = retryafter.ClockAhead(header, took)
 	a.EachRevision(func(rev *admit.Revision) {
 		r.compare(a, rev, statuses[0].Tiers, answer)
 		statuses = statuses[1:]
@@ -167,18 +168,4 @@ func providerCount(r answers.Reading) int64 {
 		return r.Used
 	}
 	return r.Limit - r.Remaining
-}
-
-// clockAhead returns by how much the Date of a response that has just come is ahead. The request took
-// that long, or -1 if that is not known.
-func clockAhead(header http.Header, took time.Duration) time.Duration {
-	date, err := http.ParseTime(header.Get("Date"))
-	if err != nil || header.Get("Age") != "" { // or the response is from a cache
-		return 0
-	}
-	ahead := date.Sub(time.Now().Truncate(time.Second))
-	if ahead > time.Second || took >= 0 && ahead < -time.Second-took {
-		return ahead
-	}
-	return 0
 }

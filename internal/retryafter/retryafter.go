@@ -132,3 +132,17 @@ func Seconds(v string) (d time.Duration, ok bool) {
 }
 
 func digits(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
+
+// ClockAhead returns by how much the Date of a response that has just come is ahead. The request took
+// that long, or -1 if that is not known.
+func ClockAhead(header http.Header, took time.Duration) time.Duration {
+	date, err := http.ParseTime(header.Get("Date"))
+	if err != nil || header.Get("Age") != "" { // or the response is from a cache
+		return 0
+	}
+	ahead := date.Sub(time.Now().Truncate(time.Second))
+	if ahead > time.Second || took >= 0 && ahead < -time.Second-took {
+		return ahead
+	}
+	return 0
+}
