@@ -93,7 +93,7 @@ func (l Learn) check(t Tier, bad func(format string, args ...any)) {
 	case l.Most < 1 || l.Most > mostLearned:
 		bad("Learn.Most is %d: it must be from 1 to %d: use a shorter Window for more", l.Most, mostLearned)
 	case l.Least < 0 || l.Least > l.Most:
-		bad("Learn.Least is %d: it must be from 1 to Most, %d, or zero for 1", l.Least, l.Most)
+		bad("Learn.Least is %d: it must be from 1 to Most, %d, or zero for a hundredth of Limit", l.Least, l.Most)
 	case t.Limit < max(1, l.Least) || t.Limit > l.Most:
 		bad("Limit is %d: the rate at which a learned tier starts must be from Least, %d, to Most, %d", t.Limit, max(1, l.Least), l.Most)
 	case t.Window > longLearned:
@@ -285,18 +285,25 @@ func (r *learned) refuse(s *state, now Moment, admitted int64) (done bool) {
 		w[creditWord] -= million
 		return true
 	}
-	rate, part := r.rate(w[badWord], w[unitsWord]), int64(refused)
 	if soon {
-		part = refusedSoon
+		r.decrease(w, now.At, refusedSoon)
+	} else {
+		r.decrease(w, now.At, refused)
 	}
+	return !soon
+}
+
+// decrease makes a part of the rate, in percent, the bad rate.
+func (r *learned) decrease(w []int64, now, part int64) {
+	rate := r.rate(w[badWord], w[unitsWord])
 	bad := max(r.least, rate/100*part)
-	w[badWord], w[unitsWord], w[sinceWord] = bad, 0, now.At
+	w[badWord], w[unitsWord], w[sinceWord] = bad, 0, now
 	refusals, _ := r.noise(w)
 	w[creditWord] = min(mostCredit, refusals)
 	// The units that were sent take longer now, and a burst would be refused again.
-	used := max(ceilMulDiv(max(0, w[tatWord]-now.At), rate, r.rate(bad, 0)), r.drain(r.burst, r.rate(bad, 0)))
-	w[tatWord] = now.At + min(used, Latest)
-	return !soon
+	lower := r.rate(bad, 0)
+	used := max(ceilMulDiv(max(0, w[tatWord]-now), rate, lower), r.drain(r.burst, lower))
+	w[tatWord] = now + min(used, Latest)
 }
 
 // A LearnedRate is what a learned tier knows. Rates are in units per Window.

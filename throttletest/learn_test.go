@@ -52,9 +52,9 @@ func sample(t *testing.T, c hidden.Cell) {
 	soak.Sample(t, 6)
 }
 
-// bounds returns the least share of the goodput and the largest part of refusals of a cell. A request that arrives
-// up to a quarter of a second early or late is refused or not by chance where a window of a second admits one:
-// there is a client that knows the limit lucky if its requests keep away from the ends of the windows.
+// bounds returns the least share of the goodput and the largest part of refusals of a cell. If a window of a second
+// of the clock admits one request, and requests arrive up to a quarter of a second early or late, chance decides. A
+// client that knows the limit gets all of it if its requests arrive far from the ends of the windows.
 func bounds(c hidden.Cell) (least, most float64) {
 	if c.Tier.Limit == 1 && c.Tier.Algorithm == throttle.FixedWindow && c.Response == 5*time.Second {
 		return 0.6, 0.07
