@@ -58,12 +58,14 @@ func (h *hidden) restart(limit int) {
 	h.limit, h.passed, h.refused, h.statuses = limit, make(map[string]int), 0, nil
 }
 
-// sum returns how many requests have passed.
-func (h *hidden) sum() (n int) {
+// sum returns how many requests have passed, and how many were refused.
+func (h *hidden) sum() (n, refused int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	for _, passed := range h.passed {
 		n += passed
 	}
-	return n
+	return n, h.refused
 }
 
 // A learningFleet is processes with callers that send as much as they may.
@@ -126,12 +128,13 @@ func (f *learningFleet) checkGoodput(limit int, measured time.Duration) {
 	f.Helper()
 	f.provider.restart(limit)
 	time.Sleep(measured)
-	sum, most := f.provider.sum(), measured.Seconds()*float64(limit)
+	sum, refused := f.provider.sum()
+	most := measured.Seconds() * float64(limit)
 	if float64(sum) < 0.85*most {
 		f.Errorf("got %d passed in %v, want 0.85 of %.0f at least", sum, measured, most)
 	}
-	if f.provider.refused > sum/100 {
-		f.Errorf("got %d refused of %d, want 1 %% at most", f.provider.refused, sum)
+	if refused > sum/100 {
+		f.Errorf("got %d refused of %d, want 1 %% at most", refused, sum)
 	}
 }
 
@@ -164,7 +167,9 @@ func TestFleetLearnsHiddenLimit(t *testing.T) {
 		f.addAll(3)
 		time.Sleep(5 * time.Minute)
 		f.checkGoodput(40, 3*time.Minute)
-		mean := float64(f.provider.sum()) / 8
+		f.stop()
+		sum, _ := f.provider.sum()
+		mean := float64(sum) / 8
 		for name, n := range f.provider.passed {
 			if float64(n) < 0.9*mean || float64(n) > 1.1*mean {
 				f.Errorf("process %s: got %d passed, want %.0f within 10 %%", name, n, mean)
@@ -181,7 +186,7 @@ func TestFleetDecreasesOnce(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		before := f.known(l)
 		f.provider.restart(0)
-		for f.provider.refused < 20 {
+		for refused := 0; refused < 20; _, refused = f.provider.sum() {
 			time.Sleep(10 * ms)
 		}
 		f.provider.restart(40)
@@ -222,7 +227,7 @@ func TestFleetAfterRest(t *testing.T) {
 		if after := f.known(l); after.Rate < 0.85*before.Rate || after.Rate > 0.95*good {
 			f.Errorf("got a rate of %.1f after a rest, want %.1f, but 0.9 of %.1f at most", after.Rate, before.Rate, good)
 		}
-		if sum := f.provider.sum(); float64(sum) > 1.1*good {
+		if sum, _ := f.provider.sum(); float64(sum) > 1.1*good {
 			f.Errorf("got %d requests in the first second, want %.1f at most", sum, 0.9*good)
 		}
 	})

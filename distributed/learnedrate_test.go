@@ -446,10 +446,9 @@ func TestLaterReleaseIsNamed(t *testing.T) {
 // TestPlanTextOfLearnedTier checks what other releases read.
 func TestPlanTextOfLearnedTier(t *testing.T) {
 	for spec, want := range map[string]string{
-		"10/s;algo=gcra;learn=2..1000":                 "10 0 10 1000000 10 33555432",
-		"10/s;burst=3;algo=token_bucket;learn=1000":    "10 0 10 1000000 3 1000",
-		"10/s;algo=leaky_bucket;learn=10..16777215":    "10 0 10 1000000 10 184549375",
-		"10/s;burst=3;algo=token_bucket;follow=2..100": "5 0 10 1000000 3 0",
+		"10/s;algo=gcra;learn=2..1000":              "10 0 10 1000000 10 33555432",
+		"10/s;burst=3;algo=token_bucket;learn=1000": "10 0 10 1000000 3 1000",
+		"10/s;algo=leaky_bucket;learn=10..16777215": "10 0 10 1000000 10 184549375",
 	} {
 		if got := planText(planOf(t, 0, spec)); !strings.HasSuffix(got, " "+want) {
 			t.Errorf("%s: got %q, want it to end in %q", spec, got, want)
