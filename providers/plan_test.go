@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -256,4 +257,35 @@ func TestUnknownHosts(t *testing.T) {
 			t.Error(hosts)
 		}
 	})
+}
+
+// A plan answers every request at once, with the headers or the body of a plan of an API.
+type plan struct{ headers []string }
+
+func (p *plan) RoundTrip(req *http.Request) (*http.Response, error) {
+	time.Sleep(time.Millisecond)
+	resp := &http.Response{StatusCode: http.StatusOK, Header: make(http.Header), Body: http.NoBody, Request: req}
+	for _, line := range p.headers {
+		if strings.HasPrefix(line, "{") {
+			resp.Body = io.NopCloser(strings.NewReader(line))
+			resp.Header.Set("Content-Type", "application/json")
+			continue
+		}
+		name, value, _ := strings.Cut(line, ": ")
+		resp.Header.Set(name, value)
+	}
+	return resp, nil
+}
+
+// limitsOf returns the limits of a limiter's tiers.
+func limitsOf(t *testing.T, l *throttle.Limiter) (limits []int64) {
+	t.Helper()
+	s, err := l.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tier := range s.Tiers {
+		limits = append(limits, tier.Limit)
+	}
+	return limits
 }

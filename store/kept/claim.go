@@ -347,14 +347,6 @@ func (c *claim) beginTurn(r *store.Request, at int64) {
 	}
 }
 
-// limit returns how many units a tier admits in a window, now.
-func (t *txn) limit(tier int) float64 {
-	if rates := t.ledger().LearnedRates(t.now); rates != nil && rates[tier] != nil {
-		return rates[tier].Rate
-	}
-	return float64(t.plan.Tiers()[tier].Limit)
-}
-
 // roomInBook returns how many requests the process may book, so that the rest of the book is left to others.
 func (p *part) roomInBook() int {
 	return min((mostBooked-len(p.book))/16, (mostRuns-runs(p.book))/4, (MostBytes-MostBytes/16-p.size)/32)

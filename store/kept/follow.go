@@ -83,31 +83,6 @@ type behind struct {
 
 func (*behind) Error() string { return errMoved.Error() }
 
-// meet compares the plan of a quota with those of the same base that the state has. It returns the indexes of those that
-// are older, or the error behind.
-func (t *txn) meet(q *quota) (older []int, err error) {
-	if !q.given.Follows() {
-		return nil, nil
-	}
-	own, newest := q.given.Followed(), q.given.Followed()
-	for i := range t.ledgers {
-		_, base, f, err := splitText(t.ledgers[i].text)
-		switch {
-		case err != nil:
-			return nil, fmt.Errorf("%w: %w", ErrUnsound, err)
-		case base != q.base:
-		case isNewer(f, newest):
-			newest = f
-		case isNewer(own, f):
-			older = append(older, i)
-		}
-	}
-	if isNewer(newest, own) {
-		return nil, &behind{q, newest}
-	}
-	return older, nil
-}
-
 // catchUp replaces the plan by the newer one.
 func (b *behind) catchUp() {
 	q := b.quota

@@ -690,3 +690,36 @@ func (t *txn) takeFree(from int64, cost []int64, guard int64, slack time.Duratio
 	}
 	return -1
 }
+
+// limit returns how many units a tier admits in a window, now.
+func (t *txn) limit(tier int) float64 {
+	if rates := t.ledger().LearnedRates(t.now); rates != nil && rates[tier] != nil {
+		return rates[tier].Rate
+	}
+	return float64(t.plan.Tiers()[tier].Limit)
+}
+
+// meet compares the plan of a quota with those of the same base that the state has. It returns the indexes of those that
+// are older, or the error behind.
+func (t *txn) meet(q *quota) (older []int, err error) {
+	if !q.given.Follows() {
+		return nil, nil
+	}
+	own, newest := q.given.Followed(), q.given.Followed()
+	for i := range t.ledgers {
+		_, base, f, err := splitText(t.ledgers[i].text)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("%w: %w", ErrUnsound, err)
+		case base != q.base:
+		case isNewer(f, newest):
+			newest = f
+		case isNewer(own, f):
+			older = append(older, i)
+		}
+	}
+	if isNewer(newest, own) {
+		return nil, &behind{q, newest}
+	}
+	return older, nil
+}

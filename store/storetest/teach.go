@@ -18,39 +18,6 @@ func refusedBy(d store.Decision, p store.Pause) store.Pause {
 	return p
 }
 
-// rate returns what the first tier knows of its rate.
-func (c *check) rate(q store.Quota, what string) store.Learned {
-	c.Helper()
-	got := c.status(q).Tiers[0].Learned
-	if got == nil {
-		c.Fatalf("%s: the tier reports no learned rate", what)
-	}
-	if got.Ago < 0 || got.Ago > time.Hour || got.Refused == 0 && got.Ago != 0 || got.Next < got.Rate || got.Noise < 0 || got.Noise > 1 {
-		c.Errorf("%s: the tier knows %+v", what, *got)
-	}
-	return *got
-}
-
-// checkLike checks that a tier knows what it knew before, but for what it has learned from some requests.
-func (c *check) checkLike(q store.Quota, what string, before store.Learned) {
-	c.Helper()
-	var got store.Learned
-	c.eventually(func() bool {
-		got = c.rate(q, what)
-		return got.Refused == before.Refused && got.Rate >= before.Rate && got.Rate < before.Rate*1.05
-	}, func() { c.Errorf("%s: the tier knows %+v, want %+v", what, got, before) })
-}
-
-// checkLess checks that a refusal has decreased the rate of a tier.
-func (c *check) checkLess(q store.Quota, what string, before store.Learned) (now store.Learned) {
-	c.Helper()
-	c.eventually(func() bool {
-		now = c.rate(q, what)
-		return now.Rate < before.Rate*0.95 && now.Refused > now.Rate && now.Refused < before.Rate*1.05
-	}, func() { c.Errorf("%s: the tier knows %+v, and before %+v", what, now, before) })
-	return now
-}
-
 // later is so long after a decrease of a rate that a refusal is not its consequence.
 const later = 2 * time.Second
 
