@@ -699,3 +699,20 @@ func stormOfRefusals(t *testing.T, r *rand.Rand, l *throttle.Limiter, p throttle
 		}
 	}
 }
+
+// A refusal that does not say what it is about teaches the account's quota, if the endpoint's limit is known.
+func TestRefusalTeachesTheQuotaThatLearns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner, outer := exact(throttle.PerSecond(100)), exact(learns(20, 2))
+		inner.Name, outer.Name = "endpoint", "account"
+		l, o := within(t, inner, outer)
+		tr := &throttle.Transport{Limiter: l, Base: answersWith(func() *http.Response { return trAnswer(429) })}
+		sends(t, tr, 1)
+		if got := learnedOf(t, o, 0).Rate; !(got < 20) {
+			t.Errorf("the account's rate is %v, want less than 20", got)
+		}
+		if s := status(t, l); s.Paused > 0 {
+			t.Errorf("paused for %v", s.Paused)
+		}
+	})
+}

@@ -102,13 +102,17 @@ func (a *attempt) pauseAfterEvent(event answers.Response) {
 	after.Run()
 }
 
-// pauseAfterRefusal pauses the quota that a refusal is about, for all callers.
+// pauseAfterRefusal pauses the quota that a refusal is about, for all callers: if the refusal does not say, the
+// innermost one that learns its rate, or else the request's own.
 func (a *admission) pauseAfterRefusal(ctx context.Context, r answers.Refusal, status int, after *admit.Callbacks) error {
 	if !a.Charged() {
 		return nil
 	}
 	of := a.Own()
 	a.EachCharge(func(c *admit.Charge) {
+		if r.Unit == "" && c.Revision.Plan.Learns() && !of.Revision.Plan.Learns() {
+			of = c // the limits of the others are known
+		}
 		if r.Wide || r.Unit != "" && slices.Contains(c.Revision.Plan.Units(), r.Unit) {
 			of = c
 		}

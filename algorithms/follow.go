@@ -45,7 +45,8 @@ func following(t Tier, limit int64) Tier {
 		limit = max(limit, (own+9)/10)
 	}
 	if t.Burst >= t.Limit {
-		t.Limit, t.Burst = max(1, ceilMulDiv(t.Limit, limit, t.Burst)), limit
+		rate, _ := mulDiv(t.Limit, limit, t.Burst)
+		t.Limit, t.Burst = max(1, rate), limit
 	} else {
 		t.Limit, t.Burst = limit, min(t.Burst, limit)
 	}
