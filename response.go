@@ -66,20 +66,18 @@ func (a *attempt) handleResponse(req *http.Request, resp *http.Response, after *
 		return nil
 	}
 	answer := a.readResponse(req.Method, resp)
-	objects, object := &a.Own().Scope.Objects, func() string { return req.Method + " " + req.URL.Host + req.URL.Path }
+	object := func() string { return req.Method + " " + req.URL.Host + req.URL.Path }
 	switch {
 	case answer == nil:
-		a.EndBackoff()
-		objects.Passed(object)
-	case answer.Kind == answers.Limited && objects.Refused(object()):
+		a.Passed(object)
+	case answer.Kind == answers.Limited && a.Blames(object):
 		// It has a limit of its own.
 	case answer.Kind == answers.Limited || answer.Kind == answers.Banned:
 		a.Timing.Refused()
 		// If a shared store is not available, the next refusal pauses the quota.
 		_ = a.pauseAfterRefusal(context.WithoutCancel(req.Context()), answer.Refusal, resp.StatusCode, after)
 	case answer.Kind == answers.Passed && resp.StatusCode < 500:
-		a.EndBackoff()
-		objects.Passed(object)
+		a.Passed(object)
 	}
 	if answer != nil && answer.Kind != answers.Passed {
 		outcome.Tell(req.Context(), answer.Refusal)

@@ -44,6 +44,18 @@ func (a *Admission) EachCharge(f func(*Charge)) {
 	}
 }
 
+// Passed records that the request for an object was not refused. It ends the back-off, if there is one.
+func (a *Admission) Passed(object func() string) {
+	if a.EndBackoff(); a.Charged() {
+		a.Own().Scope.objects.Passed(object)
+	}
+}
+
+// Blames records that the request for an object was refused, and reports whether the object alone is.
+func (a *Admission) Blames(object func() string) bool {
+	return a.Charged() && a.Own().Scope.objects.Refused(object())
+}
+
 // EachRevision calls f for each policy that the request was sent under, also if no quota has charged it.
 func (a *Admission) EachRevision(f func(*Revision)) {
 	if a.Revision == nil {
