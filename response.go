@@ -66,20 +66,18 @@ func (a *attempt) handleResponse(req *http.Request, resp *http.Response, after *
 		return nil
 	}
 	answer := a.readResponse(req.Method, resp)
-	objects, object := &a.Own().Scope.Objects, func() string { return objectOf(req) }
+	object := func() string { return objectOf(req) }
 	switch {
 	case answer == nil:
-		a.EndBackoff()
-		objects.Passed(object, a.sent)
-	case answer.Kind == answers.Limited && a.isForObject(answer.Refusal) && objects.Refused(object(), a.sent, answer.Delay):
+		a.Passed(object, a.sent)
+	case answer.Kind == answers.Limited && a.isForObject(answer.Refusal) && a.Blames(object, a.sent, answer.Delay):
 		// It has a limit of its own, and pauses.
 	case answer.Kind == answers.Limited || answer.Kind == answers.Banned:
 		a.Timing.Refused()
 		// If a shared store is not available, the next refusal pauses the quota.
 		_ = a.pauseAfterRefusal(context.WithoutCancel(req.Context()), answer.Refusal, resp.StatusCode, after)
 	case answer.Kind == answers.Passed && resp.StatusCode < 500:
-		a.EndBackoff()
-		objects.Passed(object, a.sent)
+		a.Passed(object, a.sent)
 	}
 	if answer != nil && answer.Kind != answers.Passed {
 		outcome.Tell(req.Context(), answer.Refusal)

@@ -285,7 +285,7 @@ func (p *Path) Admit(ctx context.Context, s *Scope, d *Demand, a *Admission, wai
 // Holds reports whether any object pauses in a scope of the Path.
 func (p *Path) Holds() bool {
 	for ; p != nil; p = p.outer {
-		if s := p.scope.Load(); s != nil && s.Objects.Holds() {
+		if s := p.scope.Load(); s != nil && s.objects.Holds() {
 			return true
 		}
 	}
@@ -309,7 +309,7 @@ func (p *Path) awaitObject(ctx context.Context, s *Scope, d *Demand) error {
 		bounded, cancel = context.WithDeadline(ctx, giveUp)
 		defer cancel()
 	}
-	wait, err := s.Objects.Wait(bounded, d.Object())
+	wait, err := s.objects.Wait(bounded, d.Object())
 	if err == context.DeadlineExceeded {
 		late := rev.refuse(queue.Late, -1, wait)
 		late.Bound = d.earliest(ctx)

@@ -25,7 +25,7 @@ type Scope struct {
 	queue   waitQueue                     // of callers that wait for this quota alone
 	learned atomic.Pointer[rtt.Estimator] // the estimator of the guard; nil until a guard is learned
 	uses    atomic.Int32                  // calls and permits in progress; negative once the Group has dropped the scope
-	Objects blame.Record                  // of the requests that were refused
+	objects blame.Record                  // of the requests that were refused
 	grouped bool                          // a Group keeps the scope
 	shared  bool                          // GroupOptions.Shared
 	handled bool                          // Paths other than that of its entry have the scope

@@ -11,7 +11,7 @@ import (
 
 const (
 	most  = 64               // the most objects that a Record remembers
-	many  = 5                // so many refusals in a row, with passes of other objects in between, are about an object
+	many  = 5                // so many more refusals than passes, with passes of other objects in between, are about an object
 	after = 10 * time.Second // from the first of them: after a pause, a limit of many objects lets one pass
 
 	shortest = time.Second      // the first pause of an object; each further refusal doubles it
@@ -35,12 +35,11 @@ type list struct {
 	refused map[uint64]refusals
 }
 
-// Refusals are those of one object since it last passed. Of the requests that were in flight at one of them, and of
-// those that follow it before another object has passed, none counts: they can be refused by a limit that was used up
-// at one moment.
+// Refusals are those of one object. Of the requests that were in flight at one of them, and of those that follow it
+// before another object has passed, none counts: they can be refused by a limit that was used up at one moment.
 type refusals struct {
 	first, last time.Time
-	row         int
+	more        int   // how many more were refused than passed
 	own         bool  // it has been refused alone and passed since
 	gate        *gate // nil unless it is refused alone
 }
@@ -68,11 +67,11 @@ func (r *Record) Refused(object string, sent time.Time, told time.Duration) (alo
 	switch {
 	case !again:
 		l.makeRoom()
-		of = refusals{first: now, last: now, row: 1}
+		of = refusals{first: now, last: now, more: 1}
 	case sent.After(of.last) && l.passed.After(of.last):
-		of.last, of.row = now, of.row+1
+		of.last, of.more = now, of.more+1
 	}
-	if alone = of.row > many && now.Sub(of.first) >= after; alone {
+	if alone = of.more > many && now.Sub(of.first) >= after; alone {
 		if of.gate == nil {
 			of.gate = &gate{turn: make(chan struct{}, 1), opened: make(chan struct{}), gap: shortest}
 			l.gates.Add(1)
@@ -128,12 +127,15 @@ func (r *Record) Passed(object func() string, sent time.Time) {
 	}
 	key := maphash.String(seed, object())
 	of := l.refused[key]
-	if of.gate == nil && !of.own {
+	switch l.open(of); {
+	case of.gate != nil || of.own:
+		of.more, of.own, of.gate = many, true, nil
+	case of.more > 1:
+		of.more--
+	default:
 		delete(l.refused, key)
 		return
 	}
-	l.open(of)
-	of.row, of.own, of.gate = many, true, nil
 	l.refused[key] = of
 }
 

@@ -99,10 +99,10 @@ func TestAlone(t *testing.T) {
 			}
 			return alone
 		}, false},
-		{"now and then", func(c *client) (alone bool) {
+		{"as often as it passes", func(c *client) (alone bool) {
 			for n := range 400 {
 				c.passes("other")
-				if n%5 == 0 {
+				if n%2 == 0 {
 					c.passes("own")
 				} else {
 					alone = alone || c.refused("own")
@@ -111,6 +111,18 @@ func TestAlone(t *testing.T) {
 			}
 			return alone
 		}, false},
+		{"more often than it passes", func(c *client) (alone bool) {
+			for n := range 20 {
+				c.passes("other")
+				if n%3 == 0 {
+					c.passes("own")
+				} else {
+					alone = c.refused("own")
+				}
+				time.Sleep(sec)
+			}
+			return alone
+		}, true},
 		{"of requests that were in flight with those that passed", func(c *client) (alone bool) {
 			c.passes("other")
 			sent := time.Now()
