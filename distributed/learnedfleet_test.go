@@ -16,9 +16,8 @@ import (
 
 // A hidden provider refuses requests above a limit that it does not name, in any second. Responses take some time.
 type hidden struct {
-	takes time.Duration
-
 	mu       sync.Mutex // guards all below
+	takes    time.Duration
 	limit    int
 	accepted []time.Time
 	passed   map[string]int // by process
@@ -27,9 +26,10 @@ type hidden struct {
 }
 
 func (h *hidden) RoundTrip(req *http.Request) (*http.Response, error) {
-	time.Sleep(h.takes / 2)
+	half := h.half()
+	time.Sleep(half)
 	status := h.count(req.Host)
-	time.Sleep(h.takes / 2)
+	time.Sleep(half)
 	return &http.Response{StatusCode: status, Header: http.Header{}, Body: http.NoBody}, nil
 }
 
@@ -49,6 +49,19 @@ func (h *hidden) count(process string) (status int) {
 	}
 	h.statuses = append(h.statuses, status)
 	return status
+}
+
+func (h *hidden) half() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.takes / 2
+}
+
+// setTakes sets how long responses take.
+func (h *hidden) setTakes(takes time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.takes = takes
 }
 
 // restart forgets the counts, and sets the limit.
@@ -181,7 +194,7 @@ func TestFleetLearnsHiddenLimit(t *testing.T) {
 // Of many refusals of one moment only the first decreases the rate, whichever processes receive them.
 func TestFleetDecreasesOnce(t *testing.T) {
 	learning(t, alone(), func(f *learningFleet) {
-		f.provider.takes = sec
+		f.provider.setTakes(sec)
 		l := f.addAll(8)
 		time.Sleep(2 * time.Minute)
 		before := f.known(l)
