@@ -325,7 +325,7 @@ func TestLearnAndSetPolicy(t *testing.T) {
 	})
 }
 
-// Inside one another, the quota that a refusal is about learns, and the innermost that learns if it does not say.
+// Inside one another, the quota that a refusal pauses learns.
 func TestLearnWithin(t *testing.T) {
 	profile := &answers.Profile{Rules: []answers.Rule{{Status: 430, Kind: answers.Limited, Wide: true}}}
 	fixed := throttle.PerSecond(500)
@@ -337,7 +337,7 @@ func TestLearnWithin(t *testing.T) {
 	}{
 		{"inner learns", learns(100, 5), fixed, 429, [2]float64{100 * left, 0}},
 		{"inner learns, outer refuses", learns(100, 5), fixed, 430, [2]float64{100, 0}},
-		{"outer learns, inner refuses", fixed, learns(100, 5), 429, [2]float64{0, 100 * left}},
+		{"outer learns", fixed, learns(100, 5), 429, [2]float64{0, 100 * left}},
 		{"outer learns and refuses", fixed, learns(100, 5), 430, [2]float64{0, 100 * left}},
 		{"both learn, inner refuses", learns(100, 5), learns(200, 5), 429, [2]float64{100 * left, 200}},
 		{"both learn, outer refuses", learns(100, 5), learns(200, 5), 430, [2]float64{100, 200 * left}},
