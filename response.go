@@ -66,18 +66,18 @@ func (a *attempt) handleResponse(req *http.Request, resp *http.Response, after *
 		return nil
 	}
 	answer := a.readResponse(req.Method, resp)
-	object := func() string { return req.Method + " " + req.URL.Host + req.URL.Path }
+	object := func() string { return objectOf(req) }
 	switch {
 	case answer == nil:
-		a.Passed(object)
-	case answer.Kind == answers.Limited && a.Blames(object):
-		// It has a limit of its own.
+		a.Passed(object, a.sent)
+	case answer.Kind == answers.Limited && a.isForObject(answer.Refusal) && a.Blames(object, a.sent, answer.Delay):
+		// It has a limit of its own, and pauses.
 	case answer.Kind == answers.Limited || answer.Kind == answers.Banned:
 		a.Timing.Refused()
 		// If a shared store is not available, the next refusal pauses the quota.
 		_ = a.pauseAfterRefusal(context.WithoutCancel(req.Context()), answer.Refusal, resp.StatusCode, after)
 	case answer.Kind == answers.Passed && resp.StatusCode < 500:
-		a.Passed(object)
+		a.Passed(object, a.sent)
 	}
 	if answer != nil && answer.Kind != answers.Passed {
 		outcome.Tell(req.Context(), answer.Refusal)
@@ -116,6 +116,17 @@ func (a *admission) pauseAfterRefusal(ctx context.Context, r answers.Refusal, st
 		}
 	})
 	return pauseAfterRefusal(ctx, of, r, status, after)
+}
+
+// isForObject reports whether a refusal may be about the object of its request: it does not say what it is about,
+// and requests for the object can pause. Those through a Pool can not.
+func (a *attempt) isForObject(r answers.Refusal) bool {
+	return !r.Wide && r.Unit == "" && a.transport.Pool == nil
+}
+
+// objectOf returns what a request is for.
+func objectOf(req *http.Request) string {
+	return methodOf(req.Method) + " " + req.URL.Host + req.URL.Path
 }
 
 // methodOf returns the method of a request, of which "" means GET.

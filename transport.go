@@ -208,7 +208,7 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 	switch {
 	case t.Pool != nil || t.Rewrite != nil:
 		member, err = a.admitInPool(req)
-	case t.Cost != nil || t.SendBy != nil || ctx.Err() != nil || !l.tryOne(ctx, &a.admission):
+	case t.Cost != nil || t.SendBy != nil || ctx.Err() != nil || l.path.Holds() || !l.tryOne(ctx, &a.admission):
 		err = l.admit(ctx, a.demand(req), &a.admission)
 	}
 	if err != nil {
@@ -255,7 +255,7 @@ func (a *attempt) admitInPool(req *http.Request) (member string, err error) {
 
 // demand returns what the request asks for, and sets sendBy.
 func (a *attempt) demand(req *http.Request) admit.Demand {
-	t, d := a.transport, admit.Demand{N: 1, Held: true}
+	t, d := a.transport, admit.Demand{N: 1, Held: true, Object: func() string { return objectOf(req) }}
 	if t.Cost != nil {
 		d.Cost = t.Cost(req)
 		if t.Settle != nil {
@@ -280,9 +280,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	if tr != nil || a.cancel != nil {
 		sent = sent.WithContext(ctx)
 	}
-	if a.profile != nil {
-		a.sent = time.Now()
-	}
+	a.sent = time.Now()
 	resp, err := a.roundTrip(req, sent)
 	tr.StopTimer()
 	a.transport.learnFrom(tr, err != nil)

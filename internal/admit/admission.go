@@ -44,16 +44,18 @@ func (a *Admission) EachCharge(f func(*Charge)) {
 	}
 }
 
-// Passed records that the request for an object was not refused. It ends the back-off, if there is one.
-func (a *Admission) Passed(object func() string) {
+// Passed records that the request for an object was not refused, which was sent at a time. It ends the back-off, if
+// there is one.
+func (a *Admission) Passed(object func() string, sent time.Time) {
 	if a.EndBackoff(); a.Charged() {
-		a.Own().Scope.objects.Passed(object)
+		a.Own().Scope.objects.Passed(object, sent)
 	}
 }
 
-// Blames records that the request for an object was refused, and reports whether the object alone is.
-func (a *Admission) Blames(object func() string) bool {
-	return a.Charged() && a.Own().Scope.objects.Refused(object())
+// Blames records that the request for an object was refused, which was sent at a time, and reports whether the object
+// alone is. If so, the object pauses, for as long as the response tells or longer.
+func (a *Admission) Blames(object func() string, sent time.Time, told time.Duration) bool {
+	return a.Charged() && a.Own().Scope.objects.Refused(object(), sent, told)
 }
 
 // EachRevision calls f for each policy that the request was sent under, also if no quota has charged it.

@@ -16,6 +16,7 @@ type Demand struct {
 	NoWait bool             // the caller does not wait
 	SendBy time.Time        // the latest time of arrival; zero if there is none
 
+	Object func() string           // returns what the request is for, as Admission.Passed names it; nil if that is not known
 	Recost func() map[string]int64 // returns the cost as it is estimated now; nil if it stays the same
 	Queued func()                  // is called when the demand takes a place in a queue; nil if nothing is
 	Record Record                  // receives what happens to the request; nil if nobody observes it

@@ -269,9 +269,51 @@ func leaveAll(scopes []*Scope) {
 // return no error although the request is not admitted, because it has to wait. Unless the request is
 // admitted, Admit leaves the scope.
 func (p *Path) Admit(ctx context.Context, s *Scope, d *Demand, a *Admission, wait bool) error {
+	if wait && d.Object != nil && p.Holds() {
+		if err := p.awaitObject(ctx, s, d); err != nil {
+			s.Leave()
+			return err
+		}
+	}
 	decision, err := p.decide(ctx, s, d, a, wait)
 	if err == nil && d.NoWait && !a.Charged() {
 		err = p.notNow(ctx, d, a.Revision, decision)
+	}
+	return err
+}
+
+// Holds reports whether any object pauses in a scope of the Path.
+func (p *Path) Holds() bool {
+	for ; p != nil; p = p.outer {
+		if s := p.scope.Load(); s != nil && s.objects.Holds() {
+			return true
+		}
+	}
+	return false
+}
+
+// awaitObject waits until the object of a demand pauses no longer, in the innermost scope that is not blameless.
+func (p *Path) awaitObject(ctx context.Context, s *Scope, d *Demand) error {
+	for s.blameless && p.outer != nil {
+		p = p.outer
+		s = p.scope.Load()
+	}
+	rev := s.current.Load()
+	giveUp, err := s.giveUpAt(rev, d)
+	if err != nil {
+		return err
+	}
+	bounded := ctx
+	if !giveUp.IsZero() {
+		var cancel context.CancelFunc
+		bounded, cancel = context.WithDeadline(ctx, giveUp)
+		defer cancel()
+	}
+	wait, err := s.objects.Wait(bounded, d.Object())
+	if err == context.DeadlineExceeded {
+		late := rev.refuse(queue.Late, -1, wait)
+		late.Bound = d.earliest(ctx)
+		return late
 	}
 	return err
 }
