@@ -206,7 +206,8 @@ const (
 	PausedElsewhere  PauseCause = "elsewhere" // another process or another Limiter of the quota
 )
 
-// A ChangedInfo describes a change of a tier's rate.
+// A ChangedInfo describes a change of a tier's rate. After a refusal, From is a little less than the rate that
+// was refused, as in TierStatus.Learned.
 type ChangedInfo struct {
 	Policy   string      // the name of the policy that has the tier
 	Tier     string      // as ParsePolicy reads it, which stays the same

@@ -40,7 +40,7 @@ func sharing(t *testing.T) (present, earlier *subject) {
 	return present, earlier
 }
 
-const followedAt = 1_700_000_000_000_000
+const followedAt int64 = 1_700_000_000_000_000
 
 func (s *subject) value() string { return s.rdb.Get(context.Background(), s.key).Val() }
 
@@ -87,7 +87,7 @@ func TestFollowKeepsFormatOfOthers(t *testing.T) {
 		plan, other := planOf(t, 50*time.Millisecond, specs...), planOf(t, 50*time.Millisecond, "60/h;algo=fixed_window")
 		present.begin(plan)
 		earlier.begin(plan)
-		at := int64(followedAt)
+		at := followedAt
 		for range 200 {
 			at += random.Int64N(100_000)
 			st := reserveStep(1 + random.Int64N(3))
@@ -185,7 +185,7 @@ func TestFollowBesideOtherReleases(t *testing.T) {
 		plans := []*algorithms.Plan{base, planOf(t, 0, "50/h;algo=fixed_window"), planOf(t, 0, "70/h;algo=fixed_window;follow=5..100")}
 		s.begin(base)
 		const hour = int64(3_600_000_000)
-		at, most, used := int64(followedAt), map[int64]int64{}, map[int64]int64{}
+		at, most, used := followedAt, map[int64]int64{}, map[int64]int64{}
 		for i := range 150 {
 			at += random.Int64N(hour / 20)
 			if random.IntN(5) == 0 {

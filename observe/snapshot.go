@@ -213,9 +213,9 @@ type LearnedSnapshot struct {
 	// PerSecond is the Rate in units a second.
 	PerSecond float64 `json:"per_second"`
 
-	// Refused is the rate at which the provider last refused a request, so that the rate decreased, and
-	// RefusedAt is when, in whole seconds. If zero, that has not happened since the tier started, or the
-	// rate has been higher since.
+	// Refused is a little less than the rate at which the provider last refused a request, so that the
+	// rate decreased, and RefusedAt is when, in whole seconds. If zero, that has not happened since the
+	// tier started, or the rate has been higher since.
 	Refused   float64    `json:"refused_rate,omitempty"`
 	RefusedAt *time.Time `json:"refused_at,omitempty"`
 

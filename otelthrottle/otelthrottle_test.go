@@ -623,11 +623,12 @@ func TestWatchLearns(t *testing.T) {
 			t.Fatal(err)
 		}
 		m.watch(t, l)
-		for _, want := range []float64{2, 1.4} { // a refusal leaves 0.7
+		for _, want := range [][2]float64{{2, 2}, {1, 1.8}} { // before and after a refusal
 			_, points := m.collect(t)
 			rates, noise := points["throttle.tier.learned_rate"], points["throttle.tier.noise"]
-			if len(rates) != 1 || len(noise) != 1 || total(rates, "throttle.tier", "120/m;algo=gcra;burst=1;learn=6000") != want {
-				t.Errorf("rates %+v, noise %+v, want %v", rates, noise, want)
+			got := total(rates, "throttle.tier", "120/m;algo=gcra;burst=1;learn=6000")
+			if len(rates) != 1 || len(noise) != 1 || got < want[0] || got > want[1] {
+				t.Errorf("rates %+v, noise %+v, want one from %v to %v", rates, noise, want[0], want[1])
 			}
 			if err := p.Refused(t.Context(), time.Second); err != nil {
 				t.Fatal(err)

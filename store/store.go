@@ -541,8 +541,9 @@ type TierStatus struct {
 type Learned struct {
 	// Rate is the present rate.
 	Rate float64
-	// Refused is the rate at which the provider last refused a request, so that the rate decreased. If
-	// zero, that has not happened since the tier started, or the rate has been higher since.
+	// Refused is a little less than the rate at which the provider last refused a request, so that the
+	// rate decreased. If zero, that has not happened since the tier started, or the rate has been higher
+	// since.
 	Refused float64
 	// Ago is how long ago that was.
 	Ago time.Duration
