@@ -114,8 +114,8 @@ func TestStatusOfLearnedRates(t *testing.T) {
 		t.Fatal(err)
 	}
 	time.Sleep(1100 * time.Millisecond) // a page keeps a state for a second
-	const origin = "3.5/s is learned: refused at 5/s "
-	if out := status("status"); !strings.Contains(out, origin) || !strings.HasSuffix(out, " To fix what is in force, replace 5/s;algo=gcra;learn=1000 by 35/10s;algo=gcra;burst=5.") {
+	const origin = "3.84/s is learned: refused at 4.8/s "
+	if out := status("status"); !strings.Contains(out, origin) || !strings.HasSuffix(out, " To fix what is in force, replace 5/s;algo=gcra;learn=1000 by 38/10s;algo=gcra;burst=5.") {
 		t.Errorf("after a refusal:\n%s", out)
 	}
 	if out := status("top", "--count", "1"); !strings.Contains(out, origin) || strings.Contains(out, "To fix") {
@@ -133,7 +133,7 @@ func TestStatusOfLearnedRates(t *testing.T) {
 	if plain.Learned != nil || plain.Origin+plain.Fixed != "" {
 		t.Errorf("a tier that does not learn: %+v", plain)
 	}
-	if got := learned.Learned; got == nil || got.Rate != 3.5 || got.Refused != 5 || got.Ago < 1 || got.Ago > 60 || learned.Fixed != "35/10s;algo=gcra;burst=5" {
+	if got := learned.Learned; got == nil || got.Rate != 3.84 || got.Refused != 4.8 || got.Ago < 1 || got.Ago > 60 || learned.Fixed != "38/10s;algo=gcra;burst=5" {
 		t.Errorf("%+v, %+v", learned, got)
 	}
 }
