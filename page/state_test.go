@@ -297,10 +297,10 @@ func TestOrigins(t *testing.T) {
 		at := time.Now().UTC()
 		time.Sleep(30 * time.Minute)
 		learned := stateOf(t, h).Policies[0].Tiers[1].Learned
-		if learned == nil || learned.Refused != 5 || learned.Rate != 3.5 || learned.PerSecond != 3.5 || learned.RefusedAt == nil || !learned.RefusedAt.Equal(at.Truncate(time.Second)) {
+		if learned == nil || learned.Refused != 4.8 || learned.Rate != 3.84 || learned.PerSecond != 3.84 || learned.RefusedAt == nil || !learned.RefusedAt.Equal(at.Truncate(time.Second)) {
 			t.Errorf("learned %+v", learned)
 		}
-		const origin = "3.5/s is learned: refused at 5/s 30m ago, tries up to "
+		const origin = "3.84/s is learned: refused at 4.8/s 30m ago, tries up to "
 		if body := get(h, "GET", "/").Body.String(); !strings.Contains(body, "<bdi>5/s;algo=gcra;learn=1000</bdi>: 0 of 5 used. "+origin) {
 			t.Errorf("without JavaScript the page has\n%s", body)
 		}

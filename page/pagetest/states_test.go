@@ -109,7 +109,7 @@ var states = []struct {
 		if err := p.Refused(t.Context(), time.Second); err != nil {
 			t.Fatal(err)
 		}
-	}, []string{"hidden", "5/s", "3.5/s is learned: refused at 5/s", "tries up to"}},
+	}, []string{"hidden", "5/s", "3.84/s is learned: refused at 4.8/s", "tries up to"}},
 	{"hostile", func(t *testing.T, s *site) {
 		for i, name := range hostile {
 			s.send(s.limiter(name, fmt.Sprintf("%d/h;unit=requests + 7/h;unit=<b>unit</b>%d", 100+i, i)), 1)
