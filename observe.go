@@ -211,7 +211,7 @@ const (
 type ChangedInfo struct {
 	Policy   string      // the name of the policy that has the tier
 	Tier     string      // as ParsePolicy reads it, which stays the same
-	From, To float64     // units per Window
+	From, To float64     // units per Window; of a refusal, From is a little below the refused rate
 	Cause    ChangeCause // ChangedByLimit or ChangedByRefusal
 }
 
