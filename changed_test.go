@@ -1,7 +1,6 @@
 package throttle_test
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"net/http"
@@ -16,10 +15,7 @@ import (
 
 // changes returns an Observer that keeps what has changed.
 func changes(all *[]throttle.ChangedInfo) *throttle.Observer {
-	return throttle.JoinObservers(&throttle.Observer{
-		Changed:  func(i throttle.ChangedInfo) { *all = append(*all, i) },
-		Answered: func(context.Context, throttle.AnsweredInfo) {},
-	}, new(throttle.Observer))
+	return throttle.JoinObservers(&throttle.Observer{Changed: func(i throttle.ChangedInfo) { *all = append(*all, i) }}, new(throttle.Observer))
 }
 
 // send sends a request through a transport.
@@ -155,6 +151,35 @@ func TestDecreaseOfLearnedRateIsShown(t *testing.T) {
 		want := fmt.Sprintf("%s is learned: refused at %s ", p.Tiers[0].FormatRate(status().Learned.Rate), p.Tiers[0].FormatRate(c.From))
 		if got := status().Origin(); !strings.HasPrefix(got, want) || len(changed) != 1 {
 			t.Errorf("%q after %d changes, want %q", got, len(changed), want)
+		}
+	})
+}
+
+// A decrease is reported of the member of a Pool, whose Observer needs no Answered.
+func TestDecreaseOfMemberIsShown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, err := throttle.ParsePolicy("east", "10/s;algo=gcra;burst=1;learn=1000")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var changed []throttle.ChangedInfo
+		p.Observer = changes(&changed)
+		l, err := throttle.New(p, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pool, err := throttle.NewPool(throttle.Member{Name: "east", Limiter: l})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pool.Observer = new(throttle.Observer)
+		asIs := func(*http.Request, string) error { return nil }
+		tr := &throttle.Transport{Pool: pool, Rewrite: asIs, Base: &limited{most: 20}}
+		for range 500 {
+			send(t, tr)
+		}
+		if len(changed) == 0 || changed[0].Policy != "east" || changed[0].Cause != throttle.ChangedByRefusal {
+			t.Errorf("changed %+v", changed)
 		}
 	})
 }

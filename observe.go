@@ -41,9 +41,8 @@ type Observer struct {
 	// context of Acquire or TryAcquire, and does not end.
 	Answered func(context.Context, AnsweredInfo)
 
-	// Settled is called when the actual cost of a request is known, for each scope and each unit
-	// that is Estimated. If the context of a Transport's request ends before the response's body
-	// does, it is called in a goroutine of its own.
+	// Settled is called when the actual cost of a request is known, for each scope and Estimated unit: in a
+	// goroutine of its own if the context of a Transport's request ends before the response's body.
 	Settled func(SettledInfo)
 
 	// Paused is called when a response or a call of Pause has paused or closed a quota in this
@@ -51,8 +50,7 @@ type Observer struct {
 	Paused func(PausedInfo)
 
 	// Changed is called when a response to a request of this process has changed the rate of a tier with
-	// Follow or Learn, except for the growth of a learned rate. See ChangedInfo. It needs Answered, too,
-	// for a learned rate.
+	// Follow or Learn, except for the growth of a learned rate. Pools without Observer report no decrease.
 	Changed func(ChangedInfo)
 
 	// Called is called after each call of a shared store, such as a run of a script in Redis, for the
@@ -211,7 +209,7 @@ const (
 type ChangedInfo struct {
 	Policy   string      // the name of the policy that has the tier
 	Tier     string      // as ParsePolicy reads it, which stays the same
-	From, To float64     // units per Window
+	From, To float64     // units per Window; of a refusal, From is a little below the refused rate
 	Cause    ChangeCause // ChangedByLimit or ChangedByRefusal
 }
 
@@ -329,9 +327,7 @@ func (e *events) Admitted(ctx context.Context, held bool) {
 }
 
 func (e *events) Unsent(ctx context.Context) {
-	if e.observer.Answered != nil {
-		e.observer.Answered(ctx, AnsweredInfo{Policy: e.policy, Unsent: true})
-	}
+	e.observer.answered(ctx, AnsweredInfo{Policy: e.policy, Unsent: true})
 }
 
 func (e *events) Settled(unit string, estimated, actual int64) (report func()) {
@@ -433,8 +429,8 @@ func (r *record) Admitted() {
 }
 
 func (r *record) Unsent() {
-	if r.decided && r.info.Held && r.observer.Answered != nil {
-		r.observer.Answered(r.ctx, AnsweredInfo{Policy: r.info.Policy, Member: r.info.Member, Unsent: true})
+	if r.decided && r.info.Held {
+		r.observer.answered(r.ctx, AnsweredInfo{Policy: r.info.Policy, Member: r.info.Member, Unsent: true})
 	}
 }
 
@@ -462,6 +458,10 @@ type listener interface {
 	ended()
 }
 
-func (o *Observer) answered(ctx context.Context, info AnsweredInfo) { o.Answered(ctx, info) }
-func (o *Observer) settled(Cost)                                    {} // events report it for each scope
-func (o *Observer) ended()                                          {}
+func (o *Observer) answered(ctx context.Context, info AnsweredInfo) {
+	if o.Answered != nil {
+		o.Answered(ctx, info)
+	}
+}
+func (o *Observer) settled(Cost) {} // events report it for each scope
+func (o *Observer) ended()       {}

@@ -17,7 +17,7 @@ type admission struct {
 
 // listen lets an Observer receive how the request ends.
 func (a *admission) listen(o *Observer) {
-	if o.Answered != nil {
+	if o.Answered != nil || o.Changed != nil {
 		a.listener = o
 	}
 }

@@ -15,13 +15,13 @@ import (
 
 // A Tier is one limit of a provider: a number of units in a length of time, and how the
 // provider counts them. See [algorithms.Tier] for its fields: Limit, Window, Algorithm,
-// Burst, Precision, Phase, Unit, PaceBurst, Period, Zone, Budget and Estimated.
+// Burst, Precision, Phase, Unit, PaceBurst, Period, Zone, Budget, Estimated, Follow and Learn.
 type Tier = algorithms.Tier
 
 // Follow makes a Tier take over the limit that responses name. See [algorithms.Follow].
 type Follow = algorithms.Follow
 
-// Learn makes a Tier find a rate that the provider does not document. See [algorithms.Learn].
+// Learn makes a Tier find a rate that nobody documents. See [algorithms.Learn] for what that costs.
 type Learn = algorithms.Learn
 
 // An Algorithm names the way a provider counts.

@@ -17,8 +17,8 @@ import (
 //	100000/min;unit=tokens;algo=token_bucket;burst=20000
 //	20;algo=concurrency + 60/20s | guard=100ms;max_wait=30s;max_queue=1000;max_pause=10m;assume_used=true;shadow=true
 //
-// A window is s, sec, m, min, h, hour, d, or a length such as 20s or 30d. The options of a tier
-// are unit, algo, burst, precision, phase, pace_burst, zone, budget and estimated. The options of
+// A window is s, sec, m, min, h, hour, d, or a length such as 20s or 30d. The options of a tier are unit,
+// algo, burst, precision, phase, pace_burst, zone, budget, estimated, follow and learn. The options of
 // the policy are guard (a length, none or auto), max_wait, max_queue, max_pause, assume_used,
 // shadow, ignore_reports, aging, headroom and alert_at. ParsePolicy returns an error if the policy
 // is not valid.

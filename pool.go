@@ -140,7 +140,7 @@ func (p *Pool) admit(ctx context.Context, d admit.Demand, a *admission) (member 
 	if err = waitError(failed); err != nil {
 		return "", err
 	}
-	if r != nil && p.Observer.Answered != nil {
+	if r != nil {
 		a.listener = memberListener{p.Observer, r.info.Policy, m.Name}
 	}
 	return m.Name, nil
@@ -162,7 +162,7 @@ type memberListener struct {
 
 func (l memberListener) answered(ctx context.Context, info AnsweredInfo) {
 	info.Policy, info.Member = l.pool, l.member
-	l.Answered(ctx, info)
+	l.Observer.answered(ctx, info)
 }
 
 // Forecast returns how long a request of cost c, in the Class of ctx, would wait if it arrived now. It is

@@ -5,9 +5,20 @@ import (
 	"time"
 )
 
-// Learn makes a tier find a rate that its provider does not document. The tier starts at its Limit,
-// grows while callers use all that it admits, and decreases when the provider refuses a request. See
-// the rule learned.
+// Learn makes a tier find a rate that its provider does not document, by the provider's refusals.
+//
+// The rate starts at Limit. While callers use all of it, it grows by the factor e in about 10 seconds.
+// When the provider refuses a request, it falls to 0.77 of what it was. Then it takes about 45 seconds
+// of full use, or 100 units if those take longer, to come near the refused rate again, stays there for
+// some time, and tries more. A refusal pauses callers only if the response asks for a wait, or if one of
+// the first 10 units after a decrease is refused. Requests that were sent before a decrease cause no other.
+//
+// The rate never leaves Least and Most, and never grows beyond twice what callers use. After a minute
+// without requests it is at most 0.9 of what it was. The provider refuses about 0.2 to 1 % of the
+// requests. Callers see these refusals, and package retry sends the requests again.
+//
+// Burst is how many units may be sent at once, and Limit if zero. Set it to 1 unless the provider is
+// known to allow more, because a refused burst looks like too high a rate.
 type Learn struct {
 	// Least and Most bound the learned rate, in units per Window, from 1 to 16,777,215. If Most is
 	// zero, the tier learns nothing. If Least is zero, a hundredth of Limit.

@@ -119,8 +119,8 @@ func TestLogEvents(t *testing.T) {
 			o.Changed(throttle.ChangedInfo{Policy: "api", Tier: "5000/h;follow=15000", From: 5000, To: 15000, Cause: throttle.ChangedByLimit})
 		}, `level=WARN msg="throttle: rate changed" policy=api tier="5000/h;follow=15000" from=5000/h to=15000/h cause=limit`},
 		{"a learned rate", func(o *throttle.Observer) {
-			o.Changed(throttle.ChangedInfo{Policy: "api", Tier: "5/s;algo=gcra;learn=1000", From: 12.4001, To: 8.68007, Cause: throttle.ChangedByRefusal})
-		}, `level=WARN msg="throttle: rate changed" policy=api tier="5/s;algo=gcra;learn=1000" from=12.4/s to=8.68/s cause=refusal`},
+			o.Changed(throttle.ChangedInfo{Policy: "api", Tier: "5/s;algo=gcra;learn=1000", From: 13.536, To: 10.8288, Cause: throttle.ChangedByRefusal})
+		}, `level=WARN msg="throttle: rate changed" policy=api tier="5/s;algo=gcra;learn=1000" from=13.5/s to=10.8/s cause=refusal`},
 		{"call", func(o *throttle.Observer) { o.Called(throttle.CalledInfo{Policy: "api", Duration: time.Minute}) }, ""},
 		{"failed call", func(o *throttle.Observer) {
 			o.Called(throttle.CalledInfo{Policy: "api", Duration: time.Second, Err: fmt.Errorf("%w: %w: %w", throttle.ErrUnavailable, context.DeadlineExceeded, secret)})

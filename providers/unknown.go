@@ -21,11 +21,10 @@ var unknownPreset = Preset{
 //	client, err := providers.Unknown("api.example.com").Client(nil)
 //
 // A host starts with 5 requests a second, one at a time. While requests wait for more, the rate grows, up to
-// 1,000 a second: it doubles in about 10 seconds until the host refuses one. Then it falls by a quarter,
-// grows again to just below the rate that was refused, and seldom tries more. So a host refuses about one
-// request in a hundred, which callers see, or package retry sends again. A host that refuses none is never
-// sent more than twice what callers ask for. Refusals that do not depend on the rate are noticed, and do not
-// make it fall.
+// 1,000 a second: it doubles in 7 seconds until the host refuses one. Then it falls by a quarter, grows
+// again to just below the rate that was refused, and seldom tries more; see [algorithms.Learn]. So a host
+// refuses 0.2 to 1 % of the requests, which callers see, or package retry sends again. Of refusals that do
+// not depend on the rate, a few are tolerated.
 //
 // The limiter of a request reports what was learned in its Status, and forgets it with Forget:
 //

@@ -53,7 +53,7 @@ func (t TierStatus) String() string {
 // it. It is empty for other tiers. For example:
 //
 //	15000/h is followed: the policy says 5000/h
-//	10.2/s is learned: refused at 12.4/s 3m ago, tries up to 11.8/s in the next minute
+//	9.97/s is learned: refused at 10.8/s 15s ago, tries up to 11.1/s in the next minute
 func (t TierStatus) Origin() string {
 	rate := t.Tier.FormatRate
 	if t.Followed > 0 {

@@ -179,7 +179,7 @@ type Route struct {
 
 	// Policy is the limits as throttle.ParsePolicy reads them, such as "5/s + 10000/h | guard=auto". A
 	// tier with follow, as 5000/h;follow=15000, takes over the limits of the headers RateLimit-Policy,
-	// RateLimit-Limit and X-RateLimit-Limit. One with learn, as 5/s;algo=gcra;learn=1000, finds its rate by
+	// RateLimit-Limit and X-RateLimit-Limit. One with learn, as 5/s;algo=gcra;burst=1;learn=1000, finds its rate by
 	// refusals.
 	Policy string `json:"policy,omitempty"`
 

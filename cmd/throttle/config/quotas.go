@@ -88,8 +88,8 @@ func (t *Transports) Clients() map[string]*throttle.Limiter {
 
 // Known returns a limiter of the quotas in which every request of a route counts, to read their state
 // before the first request and to pause them: those of its policy, its budget, and the outer scopes of
-// its preset that have no key. It is nil if there are none. Whole reports that the requests of the route
-// count in no other quotas, except those of clients.
+// its preset that have no key except the host. It is nil if there are none. Whole reports that the
+// requests of the route count in no other quotas, except those of clients.
 func (t *Transports) Known(prefix string) (l *throttle.Limiter, whole bool) {
 	return t.routes[prefix].knownLimiter()
 }
@@ -367,7 +367,8 @@ func (o *opening) budgetOfAccounts(r *Route, q *presetQuotas) error {
 // know finds the quotas of a preset in which every request of the route counts.
 func (o *opening) know(r *Route, p providers.Provider, q *presetQuotas) error {
 	req := &http.Request{Method: http.MethodGet, URL: r.Upstream(), Host: r.upstream.Host, Header: make(http.Header)}
-	keyed := func(scope providers.Scope) bool { return scope.Key != nil }
+	byHost := r.limits.preset.Name == "unknown" // and a route has one host
+	keyed := func(scope providers.Scope) bool { return scope.Key != nil && !byHost }
 	switch {
 	case p.Account != nil:
 		return nil

@@ -108,7 +108,7 @@ To fix a rate instead, write it into the policy without learn or follow: throttl
 status prints the tier to paste.
 
 ` + controlHelp,
-		Example: `  throttle forget --policy '5/s;algo=gcra;learn=1000' --name acme
+		Example: `  throttle forget --policy '5/s;algo=gcra;burst=1;learn=1000' --name acme
   throttle forget --config throttle.yaml --name acme
   throttle forget --page http://127.0.0.1:7411/_throttle/ --name acme`,
 		Args: noArgs,

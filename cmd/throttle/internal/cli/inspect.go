@@ -156,7 +156,7 @@ func (r *inspectResult) compare(all []answers.Response, in *inspector) {
 	}
 	if firstRefused >= 0 && !named {
 		rate := rateBefore(all[:firstRefused+1])
-		r.Learn = throttle.Tier{Limit: rate, Window: time.Second, Algorithm: throttle.GCRA, Learn: throttle.Learn{Most: 100 * rate}}.String()
+		r.Learn = throttle.Tier{Limit: rate, Window: time.Second, Algorithm: throttle.GCRA, Burst: 1, Learn: throttle.Learn{Most: 100 * rate}}.String()
 	}
 }
 

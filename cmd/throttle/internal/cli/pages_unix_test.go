@@ -446,7 +446,6 @@ func TestProxyForgets(t *testing.T) {
 	defer api.Close()
 	p := startProxy(t, fmt.Sprintf(`routes:
   /a: {to: %q, policy: "5/s;algo=gcra;learn=1000 + 5000/h;follow=15000", name: acme, max_wait: 1s}
-  /o: {to: "https://api.openai.com", preset: openai, with: {requests: 5, tokens: 5}}
 observability: {control_token: "${env:TOKEN}"}
 `, api.URL))
 	for i, want := range []int{200, 200, 429} {
@@ -477,13 +476,37 @@ observability: {control_token: "${env:TOKEN}"}
 	if got := verb(exitOK, "forget", "--name", "acme"); got != "acme had nothing to forget" {
 		t.Errorf("forget once more prints %q", got)
 	}
-	if got := verb(exitFailure, "forget", "--name", "o"); !strings.Contains(got, "what these have learned cannot be forgotten by request") {
-		t.Errorf("forget of a preset prints %q", got)
-	}
 	log := p.log.String()
 	for _, want := range []string{"verb=forget name=acme", `tier="5/s;algo=gcra;learn=1000" from=`, `/s cause=refusal`, `tier="5000/h;follow=15000" from=5000/h to=15000/h cause=limit`} {
 		if !strings.Contains(log, want) || strings.Contains(log, "canary") {
 			t.Errorf("the log lacks %q:\n%s", want, log)
+		}
+	}
+}
+
+// TestProxyForgetsPresets checks that status and forget know the quota of an unknown API before its first
+// request, and that forget says so where what a preset follows has keys.
+func TestProxyForgetsPresets(t *testing.T) {
+	p := startProxy(t, `routes:
+  /openai: {to: "https://api.openai.com", preset: openai, with: {requests: 5, tokens: 5}}
+  /github: {to: "https://api.github.com", preset: github}
+  /unknown: {to: "https://api.acme.example", preset: unknown}
+observability: {control_token: "${env:TOKEN}"}
+`)
+	for _, test := range []struct {
+		args string
+		code int
+		want string
+	}{
+		{"forget --name openai", exitFailure, "what these have learned cannot be forgotten by request"},
+		{"forget --name github", exitFailure, "what these have learned cannot be forgotten by request"},
+		{"forget --name unknown", exitOK, "unknown had nothing to forget"},
+		{"status unknown", exitOK, "5/s is the start: nothing is learned yet"},
+	} {
+		env := map[string]string{controlToken: "canary-canary-canary"}
+		out, talk, code := runWith(t, "", env, append(strings.Fields(test.args), "--page", p.url+"/_throttle/")...)
+		if got := strings.Join(strings.Fields(out+talk), " "); code != test.code || !strings.Contains(got, test.want) {
+			t.Errorf("%s prints %q, exit code %d", test.args, got, code)
 		}
 	}
 }

@@ -203,7 +203,7 @@ func (h *Handler) quota(name, verb string) (found string, l *throttle.Limiter, p
 		}
 		switch {
 		case name != r.name() && name != r.Prefix:
-		case r.Known == nil:
+		case r.Known == nil, verb == "forget" && !r.Whole: // what follows or learns has keys
 			if len(r.Members) > 0 {
 				return "", nil, badRequest(http.StatusConflict, "name", "The route "+r.name()+" has a pool and no quota in which all its requests count: "+verb+" its members, such as "+r.name()+"/"+r.Members[0].Name+".")
 			}
