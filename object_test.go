@@ -36,12 +36,12 @@ func TestEndpointWithALimitOfItsOwn(t *testing.T) {
 		refused      int64 // at most, in 10 minutes
 		others       int64 // a second, at least
 	}{
-		{fixed, per(time.Minute, 1, throttle.FixedWindow), 400, 30},
-		{fixed, per(hour, 1000, throttle.FixedWindow), 200, 35},
-		{learned, per(hour, 1000, throttle.FixedWindow), 200, 35},
-		{learned, per(time.Minute, 1, throttle.FixedWindow), 400, 30},
-		{fixed, throttle.PerSecond(5), 1000, 10},
-		{learned, throttle.PerSecond(5), 50, 15},
+		{fixed, per(time.Minute, 1, throttle.FixedWindow), 400, 10},
+		{fixed, per(hour, 1000, throttle.FixedWindow), 200, 20},
+		{learned, per(hour, 1000, throttle.FixedWindow), 200, 20},
+		{learned, per(time.Minute, 1, throttle.FixedWindow), 400, 10},
+		{fixed, throttle.PerSecond(5), 1000, 8},
+		{learned, throttle.PerSecond(5), 50, 10},
 	} {
 		t.Run(fmt.Sprint(c.account, " ", c.own), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
