@@ -176,7 +176,7 @@ func TestNewcomerWaitsATurn(t *testing.T) {
 }
 
 // TestForecastCountsTheLine checks that a newcomer's forecast, and the wait in the error of a call that does
-// not wait, count the turns of the processes that wait, and are no longer than what the newcomer then waits.
+// not wait, count the turns of the processes that wait, and are at most a turn longer than what the newcomer then waits.
 func TestForecastCountsTheLine(t *testing.T) {
 	t.Parallel()
 	for name, tier := range map[string]throttle.Tier{
@@ -211,8 +211,8 @@ func TestForecastCountsTheLine(t *testing.T) {
 				waited := time.Since(began)
 				t.Logf("forecast %v, error %v, waited %v", forecast.Wait, late.Wait, waited)
 				for from, got := range map[string]time.Duration{"Forecast": forecast.Wait, "TryAcquire": late.Wait} {
-					if got < waited/2 || got > waited*11/10 {
-						t.Errorf("%s: got a wait of %v, want half of the %v that the caller then waited at least, and not more", from, got, waited)
+					if got < waited/2 || got > waited+sec { // a process may leave a turn, which is a second, unused
+						t.Errorf("%s: got a wait of %v, want half of the %v that the caller then waited at least, and at most a turn more", from, got, waited)
 					}
 				}
 				for _, m := range members {
