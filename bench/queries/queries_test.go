@@ -149,7 +149,8 @@ func served(t *testing.T) schema {
 	o.Settled(throttle.SettledInfo{Policy: "api", Unit: "tokens", Estimated: 2, Actual: 1})
 	o.Paused(throttle.PausedInfo{Policy: "api", For: time.Second, Cause: "call"})
 	o.Called(throttle.CalledInfo{Policy: "api", Duration: time.Millisecond, Requests: 1})
-	lim, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(5), throttle.Budget(100, "usd", throttle.Month)}}, nil)
+	learns := throttle.Tier{Limit: 5, Window: time.Second, Algorithm: throttle.GCRA, Learn: throttle.Learn{Most: 1000}}
+	lim, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(5), learns, throttle.Budget(100, "usd", throttle.Month)}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
