@@ -11,6 +11,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -213,6 +214,7 @@ func TestFleetDecreasesOnce(t *testing.T) {
 
 // A process that joins a fleet starts with what the fleet knows.
 func TestFleetTellsNewcomer(t *testing.T) {
+	soak.Long(t, "a fleet learns for minutes, and TestFleetLearnsHiddenLimit plays one")
 	learning(t, alone(), func(f *learningFleet) {
 		f.addAll(3)
 		time.Sleep(3 * time.Minute)
@@ -227,6 +229,7 @@ func TestFleetTellsNewcomer(t *testing.T) {
 
 // A fleet that starts again after a rest begins at its last rate, and at 0.9 of the highest good one at most.
 func TestFleetAfterRest(t *testing.T) {
+	soak.Long(t, "a fleet learns for minutes, and TestFleetLearnsHiddenLimit plays one")
 	learning(t, alone(), func(f *learningFleet) {
 		l := f.addAll(3)
 		time.Sleep(2 * time.Minute)
@@ -248,6 +251,7 @@ func TestFleetAfterRest(t *testing.T) {
 
 // Places that are full and a rate that is learned hold at once, and no place is lost.
 func TestFleetLearnsBesidePlaces(t *testing.T) {
+	soak.Long(t, "a fleet learns for minutes, and TestFleetLearnsHiddenLimit plays one")
 	learning(t, alone(throttle.Tier{Limit: 6, Algorithm: throttle.Concurrency}), func(f *learningFleet) {
 		l := f.addAll(3)
 		time.Sleep(2 * time.Minute)
@@ -263,6 +267,7 @@ func TestFleetLearnsBesidePlaces(t *testing.T) {
 
 // A learned quota inside another one finds the hidden limit.
 func TestNestedFleetLearns(t *testing.T) {
+	soak.Long(t, "a fleet learns for minutes, and TestFleetLearnsHiddenLimit plays one")
 	wide := throttle.Tier{Limit: 200, Window: sec, Algorithm: throttle.GCRA}
 	nested := func(t *testing.T, s *distributed.Store) *throttle.Limiter {
 		inner := limiter(t, throttle.Policy{Name: "{nest}inner", Tiers: []throttle.Tier{learnsFromFive}}, s)
@@ -277,6 +282,7 @@ func TestNestedFleetLearns(t *testing.T) {
 
 // Forget makes a fleet start again.
 func TestFleetForgets(t *testing.T) {
+	soak.Long(t, "a fleet learns for minutes, and TestFleetLearnsHiddenLimit plays one")
 	learning(t, alone(), func(f *learningFleet) {
 		l := f.addAll(3)
 		time.Sleep(2 * time.Minute)

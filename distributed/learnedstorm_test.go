@@ -6,6 +6,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // After ten minutes of refusals or of slow responses, a fleet has its rate again within five minutes of
@@ -42,6 +43,7 @@ func TestFleetRecovers(t *testing.T) {
 
 // A refusal of a request inside a quota whose limit is known teaches the quota around it, in all processes.
 func TestNestedFleetTeachesOuter(t *testing.T) {
+	soak.Long(t, "a fleet learns for minutes, and TestFleetLearnsHiddenLimit plays one")
 	known := throttle.Tier{Limit: 500, Window: sec, Algorithm: throttle.GCRA}
 	nested := func(t *testing.T, s *distributed.Store) *throttle.Limiter {
 		inner := limiter(t, throttle.Policy{Name: "{teach}inner", Tiers: []throttle.Tier{known}}, s)
@@ -56,6 +58,7 @@ func TestNestedFleetTeachesOuter(t *testing.T) {
 
 // A fleet whose state is lost again and again starts again at the tier's limit, and has its rate within two minutes.
 func TestFleetLearnsAgainAfterLostStates(t *testing.T) {
+	soak.Long(t, "a fleet learns for minutes, and TestFleetLearnsHiddenLimit plays one")
 	learning(t, alone(), func(f *learningFleet) {
 		f.addAll(6)
 		admin := f.process(ms, 3*ms)
