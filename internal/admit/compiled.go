@@ -197,8 +197,8 @@ func (c *Policy) alert(crossed []algorithms.Crossing) {
 }
 
 // mergePaces returns the state of the tiers as the policy declares them, except that a log which the store
-// keeps as a sliding window is one, and that those which follow responses have the limit in force. The counts are those of the tiers themselves. The pace of a tier, if
-// it has one, only restricts what may go now.
+// keeps as a sliding window is one. Limit is the limit in force, also if it follows responses. The counts are
+// those of the tiers themselves. The pace of a tier, if it has one, only restricts what may go now.
 func (c *Policy) mergePaces(deciding []store.TierStatus) (tiers []store.TierStatus) {
 	declared := c.Plan.Base().Tiers()
 	for i, s := range deciding {

@@ -296,7 +296,9 @@ func (p *Path) Holds() bool {
 func (p *Path) awaitObject(ctx context.Context, s *Scope, d *Demand) error {
 	for s.blameless && p.outer != nil {
 		p = p.outer
-		s = p.scope.Load()
+		if s = p.scope.Load(); s == nil { // its Group has parked it, and it remembers no object
+			return nil
+		}
 	}
 	rev := s.current.Load()
 	giveUp, err := s.giveUpAt(rev, d)
