@@ -1,5 +1,4 @@
-// Package outcome passes a Transport's classification of a response to the caller that sent the
-// request.
+// Package outcome passes what becomes of a request from its Transport to the caller that sent it.
 package outcome
 
 import (
@@ -20,5 +19,19 @@ func Into(ctx context.Context, r *answers.Refusal) context.Context {
 func Tell(ctx context.Context, r answers.Refusal) {
 	if to, ok := ctx.Value(key{}).(*answers.Refusal); ok {
 		*to = r
+	}
+}
+
+type admittedKey struct{}
+
+// OnAdmitted returns a context for requests. A Transport calls admitted when it sends one.
+func OnAdmitted(ctx context.Context, admitted func()) context.Context {
+	return context.WithValue(ctx, admittedKey{}, admitted)
+}
+
+// Admitted reports that a request with that context is sent.
+func Admitted(ctx context.Context) {
+	if admitted, ok := ctx.Value(admittedKey{}).(func()); ok {
+		admitted()
 	}
 }
