@@ -180,9 +180,12 @@ func (r *run[K, T, R]) start(items <-chan pair[K, T]) {
 		seq++
 		r.count.start()
 		calls.Go(func() error {
+			defer func() { // also if Do calls runtime.Goexit
+				p.place.leave(false)
+				r.atOnce.Release(1)
+				r.ended <- p
+			}()
 			r.do(p)
-			r.atOnce.Release(1)
-			r.ended <- p
 			return nil
 		})
 	}
@@ -310,6 +313,7 @@ func (r *run[K, T, R]) call(ctx context.Context, t *task[K, T, R]) (err error) {
 	defer func() {
 		if p := recover(); !returned {
 			err = &PanicError{p, debug.Stack()}
+			t.err = err // Do may have called runtime.Goexit
 		}
 	}()
 	t.value, err = r.job.Do(withItem(ctx, &item{r.book, fmt.Sprint(t.key), t.permit}), t.item)
