@@ -17,10 +17,10 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// newLimiter returns a Limiter of some tiers.
+// newLimiter returns a Limiter of some tiers. Requests arrive within 10 ms.
 func newLimiter(t testing.TB, tiers ...throttle.Tier) *throttle.Limiter {
 	t.Helper()
-	l, err := throttle.New(throttle.Policy{Name: "api", Tiers: tiers}, nil)
+	l, err := throttle.New(throttle.Policy{Name: "api", Tiers: tiers, Guard: 10 * time.Millisecond}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
