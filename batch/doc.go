@@ -26,7 +26,7 @@
 //
 // An item whose Do returns an error has failed, after Job.Retries more calls where Job.Retry allows them. A
 // *RefusedError is always followed by another call, because the API did not process the request. Failed items are in the
-// Report and in the Journal, and a later run tries them again. More than Job.MaxFailed of them end the job.
+// Report and in the Journal, and a later run tries them again. Job.MaxInARow and Job.MaxFailed end a job of which too many fail.
 //
 // # Stopping
 //

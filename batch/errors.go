@@ -8,7 +8,7 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// ErrTooManyFailed is the error of a job of which more than MaxFailed items have failed.
+// ErrTooManyFailed is the error of a job of which more items have failed than MaxFailed or MaxInARow allow.
 var ErrTooManyFailed = errors.New("batch: too many items failed")
 
 // A RefusedError is the error of a Do whose request the API refused for lack of quota. Run pauses the Limiter

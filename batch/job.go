@@ -15,7 +15,7 @@ import (
 const (
 	defaultAtOnce    = 1_000
 	defaultRetries   = 4
-	defaultMaxFailed = 100
+	defaultMaxInARow = 100
 	defaultGrace     = 10 * time.Second
 	defaultEvery     = time.Second
 )
@@ -74,9 +74,12 @@ type Job[K Key, T, R any] struct {
 	// AnyError if sending an item twice does no harm.
 	Retry func(error) bool
 
-	// MaxFailed is how many items may fail. One more ends Run with ErrTooManyFailed. If negative, any
-	// number. If zero, 100.
+	// MaxFailed is how many items may fail. One more ends Run with ErrTooManyFailed. If zero, any number.
 	MaxFailed int
+
+	// MaxInARow is how many items may fail with none done in between. One more ends Run with
+	// ErrTooManyFailed. If negative, any number. If zero, 100.
+	MaxInARow int
 
 	// Grace is how long the calls of Do that are in flight may take to return after Run has begun to end.
 	// Then their context ends. If negative, it ends at once. If zero, 10 s.
@@ -123,6 +126,9 @@ func (j *Job[K, T, R]) Validate() error {
 	if j.AtOnce < 0 {
 		errs = append(errs, fmt.Errorf("AtOnce is %d: it must be at least 1, or 0 for %d", j.AtOnce, defaultAtOnce))
 	}
+	if j.MaxFailed < 0 {
+		errs = append(errs, fmt.Errorf("MaxFailed is %d: it must be at least 1, or 0 for any number", j.MaxFailed))
+	}
 	if j.Total < 0 {
 		errs = append(errs, fmt.Errorf("Total is %d: it must be at least 0", j.Total))
 	}
@@ -139,7 +145,7 @@ func (j *Job[K, T, R]) Validate() error {
 func (j *Job[K, T, R]) setDefaults() {
 	j.AtOnce = cmp.Or(j.AtOnce, defaultAtOnce)
 	j.Retries = max(0, cmp.Or(j.Retries, defaultRetries))
-	j.MaxFailed = cmp.Or(j.MaxFailed, defaultMaxFailed)
+	j.MaxInARow = cmp.Or(j.MaxInARow, defaultMaxInARow)
 	j.Grace = max(0, cmp.Or(j.Grace, defaultGrace))
 	j.Every = cmp.Or(j.Every, defaultEvery)
 	if j.Retry == nil {

@@ -59,6 +59,7 @@ type tally struct {
 	mu      sync.Mutex // guards the fields below
 	r       Report
 	started int64
+	inARow  int64 // failed since one was done
 	total   int64
 	begun   time.Time
 
@@ -81,21 +82,22 @@ func (c *tally) update(change func()) {
 func (c *tally) start()    { c.update(func() { c.started++ }) }
 func (c *tally) skip()     { c.update(func() { c.r.Skipped++ }) }
 func (c *tally) retry()    { c.update(func() { c.r.Retried++ }) }
-func (c *tally) done()     { c.update(func() { c.r.Done++; c.started-- }) }
+func (c *tally) done()     { c.update(func() { c.r.Done++; c.started--; c.inARow = 0 }) }
 func (c *tally) leave()    { c.update(func() { c.r.Left++; c.started-- }) }
 func (c *tally) allItems() { c.binds(""); c.update(func() { c.r.Ended = true }) }
 
 func (c *tally) spend(nanodollars int64) { c.update(func() { c.r.Nanodollars += nanodollars }) }
 
-// fail counts a failed item, and returns how many have failed.
-func (c *tally) fail(e *ItemError) (n int64) {
+// fail counts a failed item, and returns how many have failed, and how many since one was done.
+func (c *tally) fail(e *ItemError) (failed, inARow int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.started--
 	if c.r.Failed++; len(c.r.Failures) < mostFailures {
 		c.r.Failures = append(c.r.Failures, e)
 	}
-	return c.r.Failed
+	c.inARow++
+	return c.r.Failed, c.inARow
 }
 
 // binds notes what binds from now on.

@@ -106,8 +106,13 @@ func (r *run[K, T, R]) fail(t *task[K, T, R]) {
 		err = r.job.failed(failure)
 	}
 	r.job.Log.Warn("item failed", "key", failure.Key, "calls", t.calls, "err", t.err)
-	if n := r.count.fail(failure); err == nil && r.job.MaxFailed >= 0 && n > int64(r.job.MaxFailed) {
-		err = fmt.Errorf("%w: %d of at most %d, the last: %w", ErrTooManyFailed, n, r.job.MaxFailed, failure)
+	failed, inARow := r.count.fail(failure)
+	switch {
+	case err != nil:
+	case r.job.MaxFailed > 0 && failed > int64(r.job.MaxFailed):
+		err = fmt.Errorf("%w: %d of at most %d, the last: %w", ErrTooManyFailed, failed, r.job.MaxFailed, failure)
+	case r.job.MaxInARow > 0 && inARow > int64(r.job.MaxInARow):
+		err = fmt.Errorf("%w: %d in a row, the last: %w", ErrTooManyFailed, inARow, failure)
 	}
 	if err != nil {
 		r.end(err)

@@ -17,7 +17,7 @@ import (
 // Run calls Do for each item and returns when all calls have ended. It starts another item whenever the limiter
 // admits one and no other waits, up to Job.AtOnce, so it uses the limit before it knows how long a call takes.
 //
-// Run begins to end when ctx ends, more than Job.MaxFailed items have failed, Result, the Journal or Done return
+// Run begins to end when ctx ends, too many items have failed, Result, the Journal or Done return
 // an error, or the limiter is closed, banned or has used up a budget. Then it starts no other item, gives up
 // those that wait, and cancels the calls of Do that have not returned within Job.Grace. Its error is the reason,
 // and the Report tells how many items are left. Calls that return because they were canceled have not failed:

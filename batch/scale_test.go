@@ -50,7 +50,7 @@ func TestMemoryStaysFlat(t *testing.T) {
 	const items = 10_000_000
 	before, most := heap(), uint64(0)
 	report, err := batch.Run(t.Context(), batch.Job[int, int, int]{
-		Items: count(items), Limiter: newLimiter(t, throttle.PerSecond(1e12)), MaxFailed: -1,
+		Items: count(items), Limiter: newLimiter(t, throttle.PerSecond(1e12)), MaxInARow: -1,
 		Do: func(_ context.Context, n int) (int, error) {
 			if n%10 == 0 {
 				return 0, context.DeadlineExceeded

@@ -166,20 +166,38 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestTooManyFailed checks that a job ends when more items have failed than may.
+// TestTooManyFailed checks that a job ends when more items have failed than may, in all or in a row.
 func TestTooManyFailed(t *testing.T) {
-	in(func(t *testing.T) {
-		report, err := batch.Run(t.Context(), batch.Job[int, int, int]{
-			Items: count(1000), Limiter: newLimiter(t, throttle.PerSecond(10)), MaxFailed: 5,
-			Do: func(context.Context, int) (int, error) { return 0, errors.New("unpaid") },
-		})
-		if !errors.Is(err, batch.ErrTooManyFailed) || !strings.Contains(err.Error(), "6 of at most 5") || !strings.Contains(err.Error(), "unpaid") {
-			t.Errorf("error is %v", err)
-		}
-		if report.Failed < 6 || report.Failed > 16 || report.Ended {
-			t.Errorf("got %+v", report)
-		}
-	})(t)
+	for name, test := range map[string]struct {
+		maxFailed, maxInARow, every int
+		failed                      int64
+		want                        string
+	}{
+		"in all":   {5, 0, 2, 6, "6 of at most 5, the last: batch: item 11: unpaid"},
+		"in a row": {0, 5, 1, 6, "6 in a row, the last: batch: item 5: unpaid"},
+		"default":  {0, 0, 1, 101, "101 in a row"},
+		"any":      {0, -1, 1, 1000, ""},
+		"few":      {0, 5, 2, 500, ""},
+	} {
+		t.Run(name, in(func(t *testing.T) {
+			report, err := batch.Run(t.Context(), batch.Job[int, int, int]{
+				Items: count(1000), Limiter: newLimiter(t, throttle.PerSecond(1)), InOrder: true,
+				MaxFailed: test.maxFailed, MaxInARow: test.maxInARow,
+				Do: func(_ context.Context, n int) (int, error) {
+					if (n+1)%test.every == 0 {
+						return 0, errors.New("unpaid")
+					}
+					return 0, nil
+				},
+			})
+			if report.Failed != test.failed || report.Ended != (test.want == "") {
+				t.Errorf("got %+v, want %d failed", report, test.failed)
+			}
+			if test.want == "" && err != nil || test.want != "" && (!errors.Is(err, batch.ErrTooManyFailed) || !strings.Contains(err.Error(), test.want)) {
+				t.Errorf("error is %v, want %q in it", err, test.want)
+			}
+		}))
+	}
 }
 
 // TestLimiterEndsJob checks that items are left for a later run if the limiter admits no more.
@@ -436,8 +454,8 @@ func TestPool(t *testing.T) {
 
 // TestWrongJobs checks that an error names each wrong field.
 func TestWrongJobs(t *testing.T) {
-	_, err := batch.Run(t.Context(), batch.Job[int, int, int]{AtOnce: -1, Total: -1, Every: -1})
-	for _, field := range []string{"Items", "Do", "Limiter, Pool and Transport", "AtOnce", "Total", "Every"} {
+	_, err := batch.Run(t.Context(), batch.Job[int, int, int]{AtOnce: -1, MaxFailed: -1, Total: -1, Every: -1})
+	for _, field := range []string{"Items", "Do", "Limiter, Pool and Transport", "AtOnce", "MaxFailed", "Total", "Every"} {
 		if err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("error %v does not name %s", err, field)
 		}
