@@ -84,7 +84,7 @@ func (c *tally) skip()     { c.update(func() { c.r.Skipped++ }) }
 func (c *tally) retry()    { c.update(func() { c.r.Retried++ }) }
 func (c *tally) done()     { c.update(func() { c.r.Done++; c.started--; c.inARow = 0 }) }
 func (c *tally) leave()    { c.update(func() { c.r.Left++; c.started-- }) }
-func (c *tally) allItems() { c.binds(""); c.update(func() { c.r.Ended = true }) }
+func (c *tally) allItems() { c.update(func() { c.r.Ended = true }) }
 
 func (c *tally) spend(nanodollars int64) { c.update(func() { c.r.Nanodollars += nanodollars }) }
 

@@ -140,6 +140,7 @@ func (r *run[K, T, R]) pull(items chan<- pair[K, T], panicked chan<- any) {
 			return
 		}
 	}
+	r.count.allItems()
 }
 
 // awaitItems waits until Items has returned, unless that takes longer than Job.Grace.
@@ -197,7 +198,7 @@ func (r *run[K, T, R]) next(items <-chan pair[K, T]) (*task[K, T, R], error) {
 		select {
 		case p, ok := <-items:
 			if !ok {
-				r.count.allItems()
+				r.count.binds("")
 				return nil, nil
 			}
 			n, done, err := r.begin(p.key)
