@@ -22,7 +22,7 @@ const mostFailures = 1_000
 type Report struct {
 	// Done is how many items are done, without the Skipped ones, which an earlier run had done.
 	Done, Skipped int64
-	// Failed is how many items have failed, and Left how many were started and are left for a later run.
+	// Failed is how many items have failed, and Left how many Items has yielded that are left for a later run.
 	Failed, Left int64
 	// Retried is how often Do was called again for an item.
 	Retried int64

@@ -151,6 +151,8 @@ func (r *run[K, T, R]) awaitItems(items <-chan pair[K, T]) {
 			if !more {
 				return
 			}
+			r.count.start()
+			r.count.leave()
 		case <-r.calling.Done():
 			return
 		}
@@ -174,12 +176,13 @@ func (r *run[K, T, R]) start(items <-chan pair[K, T]) {
 		case p == nil:
 			return
 		}
+		r.count.start()
 		if p.place = r.room(); p.place == nil {
+			r.count.leave()
 			return
 		}
 		p.seq = seq
 		seq++
-		r.count.start()
 		calls.Go(func() error {
 			defer func() { // also if Do calls runtime.Goexit
 				p.place.leave(false)

@@ -14,6 +14,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/batch"
 	"github.com/apithrottle/throttle/internal/httpmem"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -86,6 +87,7 @@ func TestFullRateFromTheStart(t *testing.T) {
 	for _, byTransport := range []bool{false, true} {
 		for _, response := range []time.Duration{5 * time.Millisecond, 500 * time.Millisecond, 30 * time.Second} {
 			t.Run(fmt.Sprintf("%v, transport %v", response, byTransport), func(t *testing.T) {
+				soak.Sample(t, 3)
 				synctest.Test(t, func(t *testing.T) { fullRate(t, response, byTransport) })
 			})
 		}

