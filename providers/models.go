@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"path"
 	"slices"
 	"strings"
@@ -182,12 +183,12 @@ func patternsOf(limits map[string][]throttle.Tier) (patterns, error) {
 	p, seen := patterns{exact: make(map[string]string)}, make(map[string]string)
 	for _, key := range slices.Sorted(maps.Keys(limits)) {
 		for one := range strings.SplitSeq(key, "|") {
-			switch _, err := path.Match(one, ""); {
-			case err != nil || one == "":
+			switch {
+			case !isPattern(one):
 				return p, fmt.Errorf("Models: %q is not a pattern of names: write it as for path.Match", key)
 			case seen[one] != "" && seen[one] != key:
 				return p, fmt.Errorf("Models: %q is in %q and in %q: remove it from one of them", one, seen[one], key)
-			case strings.ContainsAny(one, "*?[\\"):
+			case isWild(one):
 				p.wild = append(p.wild, wildcard{noSlash.Replace(one), key})
 			default:
 				p.exact[one] = key
@@ -197,6 +198,29 @@ func patternsOf(limits map[string][]throttle.Tier) (patterns, error) {
 	}
 	slices.SortStableFunc(p.wild, func(a, b wildcard) int { return cmp.Compare(literals(b.pattern), literals(a.pattern)) })
 	return p, nil
+}
+
+// isPattern reports whether path.Match understands a pattern of names.
+func isPattern(one string) bool {
+	_, err := path.Match(one, "")
+	return err == nil && one != ""
+}
+
+// isWild reports whether several names may match a pattern.
+func isWild(pattern string) bool { return strings.ContainsAny(pattern, "*?[\\") }
+
+// fit returns how closely a name matches one pattern: -1 if not at all, and math.MaxInt if it is the pattern.
+func fit(pattern, name string) int {
+	if !isWild(pattern) {
+		if pattern == name && name != "" {
+			return math.MaxInt
+		}
+		return -1
+	}
+	if ok, _ := path.Match(noSlash.Replace(pattern), noSlash.Replace(name)); !ok {
+		return -1
+	}
+	return literals(pattern)
 }
 
 // noSlash replaces slashes, which path.Match sets apart and names of models don't.
