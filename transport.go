@@ -255,7 +255,7 @@ func (a *attempt) admitInPool(req *http.Request) (member string, err error) {
 
 // demand returns what the request asks for, and sets sendBy.
 func (a *attempt) demand(req *http.Request) admit.Demand {
-	t, d := a.transport, admit.Demand{N: 1, Held: true, Object: func() string { return objectOf(req) }}
+	t, d := a.transport, admit.Demand{N: 1, Held: true, NoWait: admit.IsHedge(req.Context()), Object: func() string { return objectOf(req) }}
 	if t.Cost != nil {
 		d.Cost = t.Cost(req)
 		if t.Settle != nil {
