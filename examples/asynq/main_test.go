@@ -140,3 +140,13 @@ func (b *bench) judge(t *testing.T) {
 	t.Logf("%.2f calls a second, %.2f tries a call, half of the calls within %d places of their own, all within %d; the slowest ping took %v",
 		goodput, tries, displaced[jobs/2], displaced[jobs-1], time.Duration(b.slowest.Load()).Round(time.Millisecond))
 }
+
+func TestProgram(t *testing.T) {
+	if err := run(t.Context(), []string{"-redis", redistest.Start(t).Addr(), "-tasks", "60"}); err != nil {
+		t.Error(err)
+	}
+	t.Setenv("REDIS_ADDR", "")
+	if err := run(t.Context(), nil); err == nil {
+		t.Error("no error without a server")
+	}
+}
