@@ -93,7 +93,8 @@ type tally struct {
 	total   int64
 	begun   time.Time
 
-	by    Bound // what binds now
+	by    Bound // why no item is started now
+	waits bool  // items wait for the limiter, which then binds instead of AtOnce and InOrder
 	since time.Time
 	bound map[Bound]time.Duration
 
@@ -168,11 +169,22 @@ func (c *tally) binds(by Bound) {
 	c.by = by
 }
 
-// addBound adds the time since the last call to what binds. The caller holds c.mu.
+// wait notes whether items wait for the limiter from now on.
+func (c *tally) wait(waits bool) {
+	c.update(func() {
+		c.addBound()
+		c.waits = waits
+	})
+}
+
+// addBound adds the time since the last call to what has bound. The caller holds c.mu.
 func (c *tally) addBound() {
-	now := time.Now()
-	if c.by != "" {
-		c.bound[c.by] += now.Sub(c.since)
+	now, by := time.Now(), c.by
+	if c.waits && (by == ByAtOnce || by == ByOrder) {
+		by = ByLimiter
+	}
+	if by != "" {
+		c.bound[by] += now.Sub(c.since)
 	}
 	c.since = now
 }
@@ -231,7 +243,6 @@ func (r *run[K, T, R]) report() (stop func()) {
 	if r.job.Progress == nil && !r.job.Log.Enabled(context.Background(), slog.LevelInfo) {
 		return func() {}
 	}
-	r.noteCosts()
 	limiter, pool := r.job.Limiter, r.job.Pool
 	if t := r.job.Transport; t != nil {
 		limiter, pool = t.Limiter, t.Pool
@@ -248,27 +259,6 @@ func (r *run[K, T, R]) report() (stop func()) {
 		if <-p.stopped; p.panic != nil {
 			panic(p.panic)
 		}
-	}
-}
-
-// noteCosts counts the costs of requests for the time left.
-func (r *run[K, T, R]) noteCosts() {
-	cost, do := r.job.Cost, r.job.Do
-	if cost == nil {
-		return
-	}
-	noted := func(item T) throttle.Cost {
-		c := cost(item)
-		r.count.cost(c)
-		return c
-	}
-	if r.job.Transport == nil {
-		r.job.Cost = noted
-		return
-	}
-	r.job.Do = func(ctx context.Context, item T) (R, error) {
-		noted(item)
-		return do(ctx, item)
 	}
 }
 
