@@ -83,7 +83,7 @@ func OpenJournal(path string, o JournalOptions) (*Journal, error) {
 	if err != nil {
 		return nil, openError(path, err)
 	}
-	j := &Journal{path: path, wait: cmp.Or(o.Sync, defaultSync), file: f}
+	j := newJournal(path, f, o)
 	if err = checkAndLock(f); err == nil {
 		err = j.open()
 	}
@@ -95,6 +95,12 @@ func OpenJournal(path string, o JournalOptions) (*Journal, error) {
 		return nil, j.wrap(err)
 	}
 	return j, nil
+}
+
+func newJournal(path string, f file, o JournalOptions) *Journal {
+	j := &Journal{path: path, wait: cmp.Or(o.Sync, defaultSync), file: f}
+	j.changed.L = &j.mu
+	return j
 }
 
 // openError returns the error of a file that could not be opened, with what to do.

@@ -16,7 +16,6 @@ import (
 // open reads the file, or begins it, and removes what a killed process or a power failure has left behind the
 // last whole frame.
 func (j *Journal) open() error {
-	j.changed.L = &j.mu
 	isNew, err := j.readHeader()
 	if err == nil && isNew {
 		err = j.writeHeader()

@@ -7,25 +7,13 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/apithrottle/throttle/internal/soak"
 )
-
-// openTest opens a journal that is on no disk before it is closed.
-func openTest(t testing.TB, path string) *Journal {
-	t.Helper()
-	j, err := OpenJournal(path, JournalOptions{Sync: 1 << 40})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = j.Close() })
-	return j
-}
 
 // kill closes a journal as the end of its process does.
 func (j *Journal) kill() {
@@ -42,7 +30,7 @@ func (j *Journal) kill() {
 type model struct {
 	t        testing.TB
 	r        *rand.Rand
-	path     string
+	file     *memFile
 	j        *Journal
 	id       [16]byte
 	finished map[string]int
@@ -51,8 +39,8 @@ type model struct {
 }
 
 func newModel(t testing.TB, seed uint64) *model {
-	m := &model{t: t, r: rand.New(rand.NewPCG(seed, 0)), path: filepath.Join(t.TempDir(), "j"), finished: map[string]int{}, most: map[string]int{}}
-	m.j = openTest(t, m.path)
+	m := &model{t: t, r: rand.New(rand.NewPCG(seed, 0)), file: &memFile{}, finished: map[string]int{}, most: map[string]int{}}
+	m.j = openFile(t, m.file, time.Hour)
 	m.id = m.j.key
 	return m
 }
@@ -79,7 +67,7 @@ func (m *model) run(keys []string) {
 		switch {
 		case err != nil:
 			m.t.Fatal(err)
-		case done && before[key] == 0:
+		case done && m.finished[key] == 0:
 			m.t.Fatalf("%s is lost", key)
 		case !done && before[key] > 0 && m.most[key] == 1:
 			m.t.Fatalf("%s is sent again", key)
@@ -118,12 +106,12 @@ func (m *model) reopen() {
 	switch m.r.IntN(3) {
 	case 0:
 		m.j.kill()
-		m.j = openTest(m.t, m.path)
+		m.j = openFile(m.t, m.file, time.Hour)
 	case 1:
 		if err := m.j.Close(); err != nil {
 			m.t.Fatal(err)
 		}
-		m.j = openTest(m.t, m.path)
+		m.j = openFile(m.t, m.file, time.Hour)
 	}
 	total := 0
 	for _, n := range m.finished {
@@ -192,7 +180,7 @@ func TestJournalInAnyOrder(t *testing.T) {
 }
 
 // written returns a journal with some entries, which was closed or killed, and the ends of its frames.
-func written(t testing.TB, closed bool) (path string, data []byte, ends []int) {
+func written(t testing.TB, closed bool) (data []byte, ends []int) {
 	m := newModel(t, 1)
 	keys := make([]string, 30)
 	for i := range keys {
@@ -209,15 +197,12 @@ func written(t testing.TB, closed bool) (path string, data []byte, ends []int) {
 	} else {
 		m.j.kill()
 	}
-	data, err := os.ReadFile(m.path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data = m.file.data
 	r := newFrameReader(bytes.NewReader(data), m.j.seed, int64(headerLen), int64(len(data)))
 	for {
 		ends = append(ends, int(r.at))
 		if _, err := r.next(); err == io.EOF {
-			return m.path, data, ends
+			return data, ends
 		} else if err != nil {
 			t.Fatal(err)
 		}
@@ -226,12 +211,10 @@ func written(t testing.TB, closed bool) (path string, data []byte, ends []int) {
 
 // TestJournalCutAnywhere cuts a journal at every byte. It has all whole entries, and takes others.
 func TestJournalCutAnywhere(t *testing.T) {
-	path, data, ends := written(t, false)
+	data, ends := written(t, false)
 	for cut := range data {
-		if err := os.WriteFile(path, data[:cut], 0o600); err != nil {
-			t.Fatal(err)
-		}
-		j := openTest(t, path)
+		f := &memFile{data: bytes.Clone(data[:cut])}
+		j := openFile(t, f, time.Hour)
 		want := headerLen
 		for _, end := range ends {
 			if end <= cut {
@@ -248,7 +231,7 @@ func TestJournalCutAnywhere(t *testing.T) {
 			t.Fatal(err)
 		}
 		j.kill()
-		j = openTest(t, path)
+		j = openFile(t, f, time.Hour)
 		if j.has.started != started+1 || j.Done() != done+1 {
 			t.Fatalf("cut at %d: %d started, %d done, want one more than %d, %d", cut, j.has.started, j.Done(), started, done)
 		}
@@ -259,14 +242,13 @@ func TestJournalCutAnywhere(t *testing.T) {
 // TestJournalFindsDamage changes each byte of a journal that was closed. It is not opened, and left as it is; the last
 // frame, which only tells that the others are on the disk, is removed.
 func TestJournalFindsDamage(t *testing.T) {
-	path, data, ends := written(t, true)
+	data, ends := written(t, true)
 	for i := range data {
 		broken := bytes.Clone(data)
 		broken[i] ^= 0x10
-		if err := os.WriteFile(path, broken, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		j, err := OpenJournal(path, JournalOptions{})
+		f := &memFile{data: bytes.Clone(broken)}
+		j := newJournal("x", f, JournalOptions{})
+		err := j.open()
 		at := 0
 		for _, end := range ends {
 			if end <= i {
@@ -286,8 +268,7 @@ func TestJournalFindsDamage(t *testing.T) {
 		} else if i == len(magic) {
 			want = "has version 17"
 		}
-		after, _ := os.ReadFile(path)
-		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), path) || !bytes.Equal(after, broken) {
+		if err == nil || !strings.Contains(err.Error(), want) || !bytes.Equal(f.data, broken) {
 			t.Fatalf("byte %d: %v, want %q", i, err, want)
 		}
 	}
