@@ -20,9 +20,10 @@ type memFile struct {
 	mu         sync.Mutex // guards the fields below
 	data, disk []byte
 	syncs      int
-	room       int   // how many bytes more can be written, if full is set
-	full       error // of writes without room
-	stuck      error // of Truncate
+	slow       time.Duration // how long a sync takes
+	room       int           // how many bytes more can be written, if full is set
+	full       error         // of writes without room
+	stuck      error         // of Truncate
 }
 
 func (f *memFile) ReadAt(p []byte, at int64) (int, error) {
@@ -61,9 +62,13 @@ func (f *memFile) Truncate(n int64) error {
 
 func (f *memFile) Sync() error {
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	f.syncs++
-	f.disk = bytes.Clone(f.data)
+	synced := bytes.Clone(f.data)
+	f.mu.Unlock()
+	time.Sleep(f.slow)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.disk = synced
 	return nil
 }
 
@@ -79,7 +84,7 @@ func (f *memFile) fail(r *rand.Rand) *memFile {
 		from := [][]byte{f.disk, f.data}[r.IntN(2)]
 		copy(left[at:min(at+sector, len(left))], from[min(at, len(from)):])
 	}
-	return &memFile{data: left, disk: bytes.Clone(left)}
+	return &memFile{data: left, disk: bytes.Clone(left), slow: f.slow}
 }
 
 const sector = 64 // smaller than the ones of a disk, so that there are many
@@ -95,7 +100,7 @@ func openFile(t testing.TB, f *memFile, sync time.Duration) *Journal {
 }
 
 // TestJournalAfterPowerFailure lets the power fail at random times, for what is on a disk at random. The journal has
-// every item that was done longer ago than JournalOptions.Sync.
+// every item that was done longer ago than JournalOptions.Sync, and two writes to the disk.
 func TestJournalAfterPowerFailure(t *testing.T) {
 	for _, wait := range []time.Duration{-1, time.Second} {
 		for seed := range uint64(soak.Times(200)) {
@@ -106,7 +111,7 @@ func TestJournalAfterPowerFailure(t *testing.T) {
 
 func powerFailures(t *testing.T, seed uint64, wait time.Duration) {
 	r := rand.New(rand.NewPCG(seed, 1))
-	f := &memFile{}
+	f := &memFile{slow: time.Duration(r.IntN(300)) * time.Millisecond}
 	finished := map[string]time.Time{}
 	for range 5 {
 		j := openFile(t, f, wait)
@@ -127,7 +132,9 @@ func powerFailures(t *testing.T, seed uint64, wait time.Duration) {
 			time.Sleep(time.Duration(1+r.IntN(200)) * time.Millisecond)
 		}
 		f = f.fail(r)
-		maps.DeleteFunc(finished, func(_ string, at time.Time) bool { return time.Since(at) <= wait })
+		if wait > 0 {
+			maps.DeleteFunc(finished, func(_ string, at time.Time) bool { return time.Since(at) <= wait+2*f.slow })
+		}
 		j.kill()
 	}
 }

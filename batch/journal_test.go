@@ -35,7 +35,8 @@ type model struct {
 	id       [16]byte
 	finished map[string]int
 	most     map[string]int // how often a list had a key
-	failed   []Failure      // the last outcomes
+	lists    [][]string
+	failed   []Failure // the last outcomes
 }
 
 func newModel(t testing.TB, seed uint64) *model {
@@ -136,9 +137,10 @@ func failures(t testing.TB, j *Journal) (all []Failure) {
 
 // change returns another list of items.
 func (m *model) change(keys []string) []string {
+	m.lists = append(m.lists, keys)
 	keys = slices.Clone(keys)
 	i := m.r.IntN(len(keys))
-	switch m.r.IntN(9) {
+	switch m.r.IntN(10) {
 	case 0:
 		m.r.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
 	case 1:
@@ -153,6 +155,8 @@ func (m *model) change(keys []string) []string {
 		keys = append(keys, fmt.Sprint("last", m.r.Uint64()))
 	case 5:
 		keys = keys[:i+1]
+	case 6, 7:
+		keys = m.lists[m.r.IntN(len(m.lists))]
 	}
 	return keys
 }
@@ -271,5 +275,51 @@ func TestJournalFindsDamage(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) || !bytes.Equal(f.data, broken) {
 			t.Fatalf("byte %d: %v, want %q", i, err, want)
 		}
+	}
+}
+
+// TestJournalIsItsOwnAlone adds frames of other places and journals, as a copy of a file or a disk may do. They are no
+// frames, and neither are those behind the end of what was read before.
+func TestJournalIsItsOwnAlone(t *testing.T) {
+	data, ends := written(t, true)
+	size := ends[len(ends)-1]
+	other := openFile(t, &memFile{data: slices.Concat(newHeader([16]byte{1}), data[headerLen:])}, time.Hour)
+	if other.size != int64(headerLen) {
+		t.Errorf("%d bytes with the frames of another journal", other.size)
+	}
+	first := data[ends[0]:ends[1]]
+	if j := openFile(t, &memFile{data: slices.Concat(data, first)}, time.Hour); j.size != int64(size) {
+		t.Errorf("%d bytes with a copy of the first frame, want %d", j.size, size)
+	}
+	frames := func(keys ...string) *memFile {
+		f := &memFile{}
+		j := newJournal("x", f, JournalOptions{Sync: time.Hour})
+		f.data = newHeader([16]byte{2})
+		if err := j.open(); err != nil {
+			t.Fatal(err)
+		}
+		run, _ := j.enter()
+		for _, key := range keys {
+			n, _, err := run.begin(key)
+			if err = errors.Join(err, run.finish(n)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return f
+	}
+	f := frames("1", "2", "3")
+	length := (len(f.data) - headerLen) / 3
+	f.data[headerLen+length] = 0 // a power failure has lost the second
+	j := openFile(t, f, time.Hour)
+	run, _ := j.enter()
+	for _, key := range []string{"1", "b"} {
+		if n, done, err := run.begin(key); !done {
+			if err = errors.Join(err, run.finish(n)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if f = (&memFile{data: f.data}); openFile(t, f, time.Hour).Done() != 2 || len(f.data) != headerLen+2*length {
+		t.Error("a frame behind a lost one is back")
 	}
 }
