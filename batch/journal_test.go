@@ -183,6 +183,28 @@ func TestJournalInAnyOrder(t *testing.T) {
 	}
 }
 
+// TestJournalAfterTheFirstOrderCameBack does an item in another order, and comes back to the first one. That has a number
+// for the item under which it is not done.
+func TestJournalAfterTheFirstOrderCameBack(t *testing.T) {
+	f := &memFile{}
+	for i, c := range []struct{ keys, done string }{{"ab", "b"}, {"xa", "a"}, {"abx", "x"}} {
+		j := openFile(t, f, time.Hour)
+		run, _ := j.enter()
+		numbers := map[string]int64{}
+		for key := range strings.SplitSeq(c.keys, "") {
+			n, done, err := run.begin(key)
+			if err != nil || done != (i == 2 && key != "x") {
+				t.Errorf("run %d: %s is done: %v, %v", i, key, done, err)
+			}
+			numbers[key] = n
+		}
+		if err := run.finish(numbers[c.done]); err != nil {
+			t.Fatal(err)
+		}
+		j.kill()
+	}
+}
+
 // written returns a journal with some entries, which was closed or killed, and the ends of its frames.
 func written(t testing.TB, closed bool) (data []byte, ends []int) {
 	m := newModel(t, 1)
