@@ -77,7 +77,8 @@ type JournalOptions struct {
 
 // OpenJournal opens the journal in a file, or creates it, for its owner alone. It reads the whole file, which
 // takes a second or so for 10,000,000 items. The Journal must be closed. Its error is ErrJournalInUse if it is
-// open, here or in another process. The end of a process, however it comes, closes the Journal.
+// open, here or in another process. The end of a process, however it comes, closes the Journal. The locks that this
+// needs are those of Linux, macOS, BSD and Windows; elsewhere, the error is errors.ErrUnsupported.
 func OpenJournal(path string, o JournalOptions) (*Journal, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

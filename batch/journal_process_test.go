@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -67,17 +68,7 @@ func runChild(arg string) int {
 		panic(err)
 	}
 	report, err := Run(context.Background(), Job[int, int, int]{
-		Items: func(yield func(int, int) bool) {
-			items := rand.New(rand.NewPCG(order, 0)).Perm(childItems)
-			for i, n := range items {
-				if order == 0 {
-					n = i
-				}
-				if !yield(n, n) {
-					return
-				}
-			}
-		},
+		Items:   inOrder(order),
 		Limiter: limiter,
 		AtOnce:  20,
 		Do: func(ctx context.Context, n int) (int, error) {
@@ -93,6 +84,20 @@ func runChild(arg string) int {
 		return 1
 	}
 	return 0
+}
+
+// inOrder yields the items in one of several orders.
+func inOrder(order uint64) iter.Seq2[int, int] {
+	return func(yield func(int, int) bool) {
+		for i, n := range rand.New(rand.NewPCG(order, 0)).Perm(childItems) {
+			if order == 0 {
+				n = i
+			}
+			if !yield(n, n) {
+				return
+			}
+		}
+	}
 }
 
 // TestJournalOfKilledProcess kills a process at random instants, and runs its job to the end then. Each item has a
