@@ -32,7 +32,12 @@ func Run[K Key, T, R any](ctx context.Context, job Job[K, T, R]) (Report, error)
 		return Report{}, err
 	}
 	job.setDefaults()
-	return newRun(ctx, job).run(ctx)
+	book, err := openBook(job.Journal)
+	if err != nil {
+		return Report{}, err
+	}
+	defer book.leave()
+	return newRun(ctx, job, book).run(ctx)
 }
 
 // A run is a Job that runs.
@@ -71,9 +76,9 @@ type task[K Key, T, R any] struct {
 	left  bool // the item is not over: a later run may do it
 }
 
-func newRun[K Key, T, R any](ctx context.Context, job Job[K, T, R]) *run[K, T, R] {
+func newRun[K Key, T, R any](ctx context.Context, job Job[K, T, R], book book) *run[K, T, R] {
 	r := &run[K, T, R]{
-		job: job, book: bookOf(job.Journal), gate: newGate(), count: newTally(job.Total),
+		job: job, book: book, gate: newGate(), count: newTally(job.Total),
 		atOnce: semaphore.NewWeighted(int64(job.AtOnce)), undelivered: semaphore.NewWeighted(2 * int64(job.AtOnce)),
 		ended: make(chan *task[K, T, R]),
 	}
