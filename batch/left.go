@@ -33,6 +33,9 @@ type status struct {
 	members []throttle.Status
 	waiting int
 	known   bool // the limits have answered
+
+	of    state   // the job, afterwards
+	vague float64 // how many items have started while the limits were asked
 }
 
 // ask returns the state of the limits of a job. It blocks while a shared store does not answer, until ctx ends.
@@ -108,8 +111,8 @@ func newEstimate(atOnce int) *estimate {
 	return &estimate{atOnce: int64(atOnce), share: 1, first: true, past: history{{}}}
 }
 
-// sample returns what a job has done.
-func (e *estimate) sample(s state, waiting int) sample {
+// sampleOf returns what a job has done.
+func sampleOf(s *state, waiting int) sample {
 	inFlight := float64(max(0, s.started-int64(waiting)))
 	over := float64(s.Done + s.Failed)
 	return sample{
@@ -118,9 +121,10 @@ func (e *estimate) sample(s state, waiting int) sample {
 	}
 }
 
-// note adds a state of the job, and the state of its limits at the same time.
-func (e *estimate) note(s state, now status, cost map[string]float64) {
-	now.sample = e.sample(s, now.waiting)
+// note adds the state of the limits and the job at one time.
+func (e *estimate) note(now status, cost map[string]float64) {
+	s := &now.of
+	now.sample = sampleOf(s, now.waiting)
 	last := e.past[len(e.past)-1]
 	skipping := s.Skipped > e.skips && now.over == last.over
 	e.skips = s.Skipped
@@ -132,11 +136,11 @@ func (e *estimate) note(s state, now status, cost map[string]float64) {
 		return
 	}
 	e.status, e.cost = now, cost
-	if paused, _ := now.paused(); skipping || !e.since.known || paused > longPause*time.Second || !now.isLike(&e.since) {
+	paused, _ := now.paused()
+	surer := now.vague < e.since.vague && now.at-e.since.at < leastShare
+	if skipping || !e.since.known || surer || paused > longPause*time.Second || !now.isLike(&e.since) {
 		e.since = now
-		return
 	}
-	e.measureShare()
 }
 
 // measureShare compares what the limits admitted with what they would have admitted if the job were alone.
@@ -150,8 +154,11 @@ func (e *estimate) measureShare() {
 		return
 	}
 	could := (&rest{e.members(&e.since), math.Inf(1), length, 1, e.most()}).play().admitted
-	if could >= leastShare {
+	if could >= max(leastShare, 20*e.since.vague) {
 		e.share = min(1_000, max(0.001, (e.status.admitted-e.since.admitted)/could))
+		if math.Abs(e.share-1) < 0.05 {
+			e.share = 1 // a window more or less would be an accident of rounding
+		}
 	}
 	if length > max(usualShare, e.status.at/2) {
 		e.since, e.first = e.status, false
@@ -166,13 +173,11 @@ func (e *estimate) measured() sample {
 
 // flight returns how many seconds an item takes from its admission until it is over. If zero, it is not known.
 func (e *estimate) flight() float64 {
-	if m := e.measured(); m.over >= fewItems {
-		return m.flown / m.over
+	m := e.measured()
+	if m.over < fewItems {
+		m = e.past[len(e.past)-1]
 	}
-	if now := e.past[len(e.past)-1]; now.over+now.inFlight > 0 {
-		return now.flown / (now.over + now.inFlight/2) // those that are in flight are half through
-	}
-	return 0
+	return max(0, part(m.flown, m.over+m.inFlight/2)) // those that are in flight are half through
 }
 
 // most returns how many items a second AtOnce, InOrder and Items allow.
@@ -208,6 +213,7 @@ func (e *estimate) left(n, now float64) (d time.Duration, known bool, budget str
 		m := e.measured()
 		return seconds(n * part(m.at, m.over)), m.over > 0, ""
 	}
+	e.measureShare()
 	last := e.past[len(e.past)-1]
 	n = max(0, n+last.over-e.status.over-e.status.inFlight)
 	c := (&rest{e.members(&e.status), n, math.Inf(1), e.share, e.most()}).play()

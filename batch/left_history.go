@@ -1,8 +1,6 @@
 package batch
 
-import (
-	"sort"
-)
+import "sort"
 
 // A sample is what a job had done at one time. Times are in seconds since its start.
 type sample struct {
@@ -35,10 +33,13 @@ const mostSamples = 2_048
 // A history has the samples of a job, those of long ago at longer intervals.
 type history []sample
 
-// add adds a sample that is not earlier than the last one.
+// add adds a sample, unless it is earlier than the last one.
 func (h *history) add(s sample) {
 	if last := len(*h) - 1; last >= 0 {
 		before := (*h)[last]
+		if s.at < before.at {
+			return
+		}
 		s.flown = before.flown + (before.inFlight+s.inFlight)/2*(s.at-before.at)
 	}
 	if *h = append(*h, s); len(*h) <= mostSamples {

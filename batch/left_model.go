@@ -42,7 +42,7 @@ func (l *limit) room(t, step float64, k int, charged []float64) float64 {
 	case l.steps > 0:
 		return l.most - l.stillUsed(t) - (charged[k] - charged[max(0, k-l.steps+1)])
 	case k > 0:
-		l.used = max(0, l.used-l.rate*step)
+		l.used = max(0, l.used) - l.rate*step // what comes during the step is used during it
 	}
 	return l.most - l.used
 }
@@ -95,7 +95,7 @@ const (
 	mostSteps  = 5_000 // after which the course goes on at its mean rate
 	leastSteps = 50    // of a rolling window; a shorter one is like a bucket
 	unlimited  = 1e15  // items
-	enough     = 1 - 1e-9
+	enough     = 0.998 // of the items: one more window for the last few would be an accident of rounding
 )
 
 // step returns the length of a step.

@@ -185,6 +185,9 @@ type state struct {
 	bound   map[Bound]time.Duration
 }
 
+// begun returns how many items were ever started.
+func (s *state) begun() int64 { return s.Done + s.Failed + s.Report.Left + s.started }
+
 func (c *tally) state() state {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -278,18 +281,20 @@ func (p *reporter) run(every time.Duration) {
 	}()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	tick, second, minute := time.NewTicker(every), time.NewTicker(time.Second), time.NewTicker(time.Minute)
+	tick, minute, look := time.NewTicker(every), time.NewTicker(time.Minute), time.NewTimer(0)
 	defer tick.Stop()
-	defer second.Stop()
 	defer minute.Stop()
+	defer look.Stop()
 	p.log.Info("batch starts", "total", p.count.total)
-	for p.look(ctx); ; {
+	for looks := 0; ; {
 		select {
 		case s := <-p.answers:
 			p.asking = false
-			p.left.note(p.count.state(), s, p.count.meanCost())
-		case <-second.C:
+			p.left.note(s, p.count.meanCost())
+		case <-look.C:
 			p.look(ctx)
+			looks++
+			look.Reset(untilLook(looks, time.Since(p.count.begun)))
 		case <-tick.C:
 			p.call(p.state(false))
 		case <-minute.C:
@@ -303,18 +308,30 @@ func (p *reporter) run(every time.Duration) {
 	}
 }
 
+// untilLook returns the time between two looks at the state of the limits, a second in the mean, and up to 10 s if
+// the job runs for hours. The times differ, or looks might always see the beginning of a second in which the
+// limits admit all at once.
+func untilLook(n int, elapsed time.Duration) time.Duration {
+	_, part := math.Modf(float64(n) * math.Phi)
+	return time.Duration((0.5 + part) * float64(min(10*time.Second, max(time.Second, elapsed/1_000))))
+}
+
 // look asks for the state of the limits, and does not wait for it. While they do not answer, it notes the
 // state of the job alone.
 func (p *reporter) look(ctx context.Context) {
+	before := p.count.state()
 	if p.asking {
-		p.left.note(p.count.state(), status{waiting: p.left.status.waiting}, nil)
+		p.left.note(status{waiting: p.left.status.waiting, of: before}, nil)
 		return
 	}
 	p.asking = true
 	go func() {
 		ctx, cancel := context.WithTimeout(ctx, mostAsking)
 		defer cancel()
-		p.answers <- p.ask(ctx)
+		s := p.ask(ctx)
+		s.of = p.count.state()
+		s.vague = float64(s.of.begun() - before.begun())
+		p.answers <- s
 	}()
 }
 
