@@ -203,24 +203,27 @@ func (e *estimate) rate() float64 {
 	return part(d.over, d.at)
 }
 
-// left returns how long n items take that are not over at a time after the start. If that is not known, it may
-// return the budget that ends the job before.
-func (e *estimate) left(n, now float64) (d time.Duration, known bool, budget string) {
+// left returns how long n items take that are not over at a state of the job. If that is not known, it may return
+// the budget that ends the job before.
+func (e *estimate) left(n float64, now sample) (d time.Duration, known bool, budget string) {
 	if n <= 0 {
 		return 0, n == 0, ""
 	}
-	if !e.status.known || now-e.status.at > staleAfter {
+	age := now.at - e.status.at
+	if !e.status.known || age > staleAfter {
 		m := e.measured()
 		return seconds(n * part(m.at, m.over)), m.over > 0, ""
 	}
 	e.measureShare()
-	last := e.past[len(e.past)-1]
-	n = max(0, n+last.over-e.status.over-e.status.inFlight)
+	n += now.over - e.status.over - e.status.inFlight // when the status held
+	if n <= 0 {
+		return seconds(max(0, e.flight()-(now.at-e.past.admittedAll()))), true, ""
+	}
 	c := (&rest{e.members(&e.status), n, math.Inf(1), e.share, e.most()}).play()
 	if !c.ends {
 		return 0, false, c.budget
 	}
-	return seconds(max(0, c.took+e.flight()-(now-e.status.at))), true, ""
+	return seconds(max(0, c.took+e.flight()-age)), true, ""
 }
 
 func seconds(s float64) time.Duration {

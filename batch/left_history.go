@@ -76,3 +76,9 @@ func (h history) last(seconds float64) sample {
 	end := h[len(h)-1]
 	return end.minus(h.at(end.at - seconds))
 }
+
+// admittedAll returns when the last item was admitted.
+func (h history) admittedAll() float64 {
+	all := h[len(h)-1].admitted
+	return h[sort.Search(len(h)-1, func(i int) bool { return h[i].admitted >= all })].at
+}

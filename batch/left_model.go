@@ -95,7 +95,7 @@ const (
 	mostSteps  = 5_000 // after which the course goes on at its mean rate
 	leastSteps = 50    // of a rolling window; a shorter one is like a bucket
 	unlimited  = 1e15  // items
-	enough     = 0.998 // of the items: one more window for the last few would be an accident of rounding
+	inaccuracy = 0.002 // of the items: another window for the last few would be an accident of rounding
 )
 
 // step returns the length of a step.
@@ -118,7 +118,10 @@ func (r *rest) play() course {
 	for i := range players {
 		players[i] = newPlayer(r.members[i], step)
 	}
-	c, rooms := course{}, make([]float64, len(players))
+	c, rooms, slack := course{}, make([]float64, len(players)), inaccuracy*r.items
+	if math.IsInf(r.items, 1) {
+		slack = 0
+	}
 	for k := range mostSteps {
 		t := float64(k) * step
 		if t >= r.within {
@@ -126,7 +129,7 @@ func (r *rest) play() course {
 		}
 		room := 0.0
 		for i := range players {
-			rooms[i] = players[i].room(t, step, k, min(1, r.items-c.admitted)*enough)
+			rooms[i] = players[i].room(t, step, k, min(1, r.items-c.admitted-slack))
 			room += rooms[i]
 		}
 		if c.budget = spent(players); c.budget != "" {
@@ -134,7 +137,7 @@ func (r *rest) play() course {
 			return c
 		}
 		own, rest := min(room*r.share, r.most*step), r.items-c.admitted
-		if own >= rest*enough {
+		if own >= rest-slack {
 			if c.took = t; k > 0 && own > 0 {
 				c.took += step * rest / own
 			}

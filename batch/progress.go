@@ -345,7 +345,7 @@ func (p *reporter) state(final bool) Progress {
 	}
 	now.Rate = p.left.rate()
 	var budget string
-	now.TimeLeft, now.TimeLeftKnown, budget = p.left.left(remaining(&s, now.Total), s.Elapsed.Seconds())
+	now.TimeLeft, now.TimeLeftKnown, budget = p.left.left(remaining(&s, now.Total), sampleOf(&s, 0))
 	now.Hint = p.left.hint(budget)
 	return now
 }
