@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -121,7 +122,6 @@ type batchJob struct {
 	file    string // of the items
 	piped   bool   // the items come from the standard input
 	journal string // empty for none
-	done    int64  // by earlier runs, as the journal has it
 	sink    sink
 	screen  *screen
 
@@ -271,8 +271,22 @@ func (b *batchJob) openJournal() (*batch.Journal, error) {
 		b.journal = ""
 		return nil, nil
 	}
-	return batch.OpenJournal(b.journal, batch.JournalOptions{})
+	j, err := batch.OpenJournal(b.journal, batch.JournalOptions{})
+	switch {
+	case errors.Is(err, batch.ErrJournalInUse):
+		b.screen.say("%s is in use: another run does the same items", b.journal)
+		return nil, &exitError{exitRefused}
+	case err != nil:
+		return nil, errors.New(strings.TrimPrefix(err.Error(), "batch: "))
+	}
+	if done := j.Done(); done > 0 && !b.isQuiet() {
+		b.screen.say("%s has %s items that are done, which are skipped: to start anew, remove it", b.journal, thousands(done))
+	}
+	return j, nil
 }
+
+// isQuiet reports whether only the summary is shown.
+func (b *batchJob) isQuiet() bool { return b.flags.quiet || b.json }
 
 // run runs the job.
 func (b *batchJob) run(ctx context.Context, r *reader, c *commands, journal *batch.Journal) {
@@ -301,7 +315,7 @@ func (b *batchJob) run(ctx context.Context, r *reader, c *commands, journal *bat
 // job returns the job of the package.
 func (b *batchJob) job(ctx context.Context, r *reader, c *commands, journal *batch.Journal) batch.Job[string, *record, []byte] {
 	bar := func(batch.Progress) {}
-	if !b.flags.quiet && !b.json {
+	if !b.isQuiet() {
 		bar = b.screen.progress()
 	}
 	grace := b.flags.grace
@@ -309,8 +323,8 @@ func (b *batchJob) job(ctx context.Context, r *reader, c *commands, journal *bat
 		grace = -1
 	}
 	return batch.Job[string, *record, []byte]{
-		Items: r.items(ctx, b.end), Total: b.total, Do: c.do,
-		Limiter: b.turn.limiter, Cost: func(*record) throttle.Cost { return b.turn.cost },
+		Items: r.items(ctx, c.template, b.end), Total: b.total, Do: c.do,
+		Limiter: b.turn.limiter, Cost: b.turn.costOf,
 		InOrder: b.flags.inOrder, AtOnce: b.flags.atOnce, Grace: grace, Journal: journal,
 		Retries: max(leastRetries, b.flags.retries), Retry: retries(b.flags.retries),
 		MaxFailed: -1, // fail ends the job, because MaxFailed cannot be 0

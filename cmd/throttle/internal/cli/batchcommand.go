@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/batch"
 )
 
@@ -46,7 +47,19 @@ type commands struct {
 	killing context.Context
 }
 
-// do runs the command for a record. A record that cannot be used costs nothing.
+// costOf returns what the command of a record costs. A record that cannot be used costs nothing.
+func (t *turn) costOf(r *record) throttle.Cost {
+	if r.err == nil {
+		return t.cost
+	}
+	nothing := throttle.Cost{}
+	for _, unit := range countedUnits(t.policy) {
+		nothing[unit] = 0
+	}
+	return nothing
+}
+
+// do runs the command for a record.
 func (c *commands) do(ctx context.Context, r *record) ([]byte, error) {
 	r.calls++
 	child, err := c.prepare(ctx, r)
@@ -62,21 +75,15 @@ func (c *commands) prepare(ctx context.Context, r *record) (*exec.Cmd, error) {
 	if r.err != nil {
 		return nil, r.err
 	}
-	args, err := c.template.expand(*r)
-	if err != nil {
-		return nil, err
-	}
-	child := &exec.Cmd{Path: c.path, Args: args}
+	child := &exec.Cmd{Path: c.path, Args: r.args}
 	if c.path == "" {
-		if child.Path, err = exec.LookPath(args[0]); err != nil && !errors.Is(err, exec.ErrDot) {
+		var err error
+		if child.Path, err = exec.LookPath(r.args[0]); err != nil && !errors.Is(err, exec.ErrDot) {
 			return nil, err
 		}
 	}
 	if c.byStdin {
 		child.Stdin = strings.NewReader(r.text + "\n")
-	}
-	if strings.ContainsRune(r.key, 0) {
-		return nil, errors.New("its key has a NUL byte")
 	}
 	child.Env = append(c.command.Environ(),
 		"THROTTLE_ITEM_KEY="+r.key,

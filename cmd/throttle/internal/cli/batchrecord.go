@@ -23,11 +23,12 @@ import (
 // A record is an item of a file: a line, or a record of CSV or JSON lines.
 type record struct {
 	key   string
-	line  int    // at which it begins, from 1
-	text  string // the whole record, without the end of its line
-	value any    // of CSV a map[string]string, of JSON what it decodes to; nil for a line
-	err   error  // why it cannot be used
-	calls int    // of the command
+	line  int      // at which it begins, from 1
+	text  string   // the whole record, without the end of its line
+	value any      // of CSV a map[string]string, of JSON what it decodes to; nil for a line
+	args  []string // of its command
+	err   error    // why it cannot be used
+	calls int      // of the command
 }
 
 // field returns a field of a record, or its whole text for an empty name.
@@ -275,8 +276,8 @@ func shorten(text string) string {
 	return text
 }
 
-// items yields the records with their keys, until the context ends. An error of the file goes to failed.
-func (r *reader) items(ctx context.Context, failed func(error)) iter.Seq2[string, *record] {
+// items yields the records with their keys and arguments, until the context ends. An error of the file goes to failed.
+func (r *reader) items(ctx context.Context, t template, failed func(error)) iter.Seq2[string, *record] {
 	records := make(chan *record, 64)
 	go func() { // a read that never returns ends with the process
 		defer close(records)
@@ -286,7 +287,9 @@ func (r *reader) items(ctx context.Context, failed func(error)) iter.Seq2[string
 				failed(err)
 				return
 			}
-			n.name(rec)
+			if n.name(rec); rec.err == nil {
+				rec.args, rec.err = t.expand(rec)
+			}
 			select {
 			case records <- rec:
 			case <-ctx.Done():

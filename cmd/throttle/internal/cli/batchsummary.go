@@ -138,7 +138,7 @@ func (b *batchJob) summarize(err error) batchSummary {
 // write writes a summary for people.
 func (b *batchJob) write(s batchSummary) {
 	if s.Before > 0 && s.Done == 0 && s.ExitCode == exitOK {
-		b.screen.say("all %s items were done by earlier runs: to start anew, remove %s", thousands(s.Before), b.journal)
+		b.screen.say("all %s items are done: to start anew, remove %s", thousands(s.Before), b.journal)
 		return
 	}
 	text := thousands(s.Done) + " done, " + thousands(s.Failed) + " failed"

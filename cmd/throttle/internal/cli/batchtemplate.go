@@ -96,7 +96,7 @@ func (t template) isStatic(i int) bool {
 }
 
 // expand returns the arguments for an item.
-func (t template) expand(r record) ([]string, error) {
+func (t template) expand(r *record) ([]string, error) {
 	args := make([]string, len(t))
 	for i, pieces := range t {
 		for _, p := range pieces {
