@@ -55,34 +55,35 @@ func (c *command) batch() *cobra.Command {
 		Short:      "Run a command for each line of a file, resumable",
 		SuggestFor: []string{"parallel", "map", "each"},
 		Long: `Run a command for each line of a file, each in its turn. FILE may be - for the
-standard input. When it is run again, batch goes on where it was after it was stopped or
-killed, and tries again what has failed. Blank lines are skipped.
+standard input. When it is run again, batch goes on where it was after it was stopped
+or killed, and tries again what has failed. Blank lines are skipped.
 
 {} in an argument stands for the line. With --csv {name} stands for a column, and with
---jsonl {a.b} for a field; {} is the whole record. Without a placeholder the item becomes
-the last argument, as xargs does it. With --stdin the command reads it from its standard
-input instead, which is empty otherwise. No shell reads an item: it stays a part of one
-argument, whatever it has. \{name} stands for the text {name}.
+--jsonl {a.b} for a field; {} is the whole record. Without a placeholder the item
+becomes the last argument, as xargs does it. With --stdin the command reads it from
+its standard input instead, which is empty otherwise. No shell reads an item: it stays
+a part of one argument, whatever it has. \{name} stands for the text {name}.
 
-An item is done if its command exits with 0. 75 says that the API refused it for lack of
-quota: the limits pause, and the command is called again, at least four times. With any
-other code it has failed. Its standard error is shown, and --retries calls it again.
+An item is done if its command exits with 0. 75 says that the API refused it for lack
+of quota: the limits pause, and the command is called again, at least four times. With
+any other code it has failed. Its standard error is shown, and --retries calls it
+again.
 
-The outputs of commands are written whole when they end. --results appends lines with key,
-exit_code and stdout instead: an item that is tried again has a second line, which counts.
-A command may write 16 MB.
+The outputs of commands are written whole when they end. --results appends lines with
+key, exit_code and stdout instead: an item that is tried again has a second line,
+which counts. A command may write 16 MB.
 
-A journal has the key of each item that is done: its text, or the field that --key-field
-names. Lines may be appended, removed or moved meanwhile. A line that changes is another
-item. Commands have $THROTTLE_ITEM_KEY, $THROTTLE_TRY (1, 2, …) and
+A journal has the key of each item that is done: its text, or the field that
+--key-field names. Lines may be appended, removed or moved meanwhile. A line that
+changes is another item. Commands have $THROTTLE_ITEM_KEY, $THROTTLE_TRY (1, 2, …) and
 $THROTTLE_IDEMPOTENCY_KEY, which is the same whenever an item is tried again.
 
-After Ctrl-C no command starts, and those that run have --grace to end. Then they receive
-SIGTERM, and two seconds later SIGKILL. A second Ctrl-C ends them at once.
+After Ctrl-C no command starts, and those that run have --grace to end. Then they
+receive SIGTERM, and two seconds later SIGKILL. A second Ctrl-C ends them at once.
 
-Without --name, the limits are for this command alone. With --name, it shares the quota
-with exec, wait and all other programs that give that name. Commands are in the class
-batch, which leaves the headroom of the limits to others.
+Without --name, the limits are for this command alone. With --name, it shares the
+quota with exec, wait and all other programs that give that name. Commands are in the
+class batch, which leaves the headroom of the limits to others.
 
 ` + batchExits,
 		Example: `  throttle batch urls.txt --policy 5/s -- curl -fsS -O {}
@@ -247,7 +248,7 @@ func (b *batchJob) commands(args, fields []string) (*commands, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &commands{command: b.command, template: t, byStdin: b.flags.stdin}
+	c := &commands{template: t, byStdin: b.flags.stdin}
 	if t.isStatic(0) {
 		c.path, err = b.find(t[0][0].text)
 	}
@@ -294,7 +295,7 @@ func (b *batchJob) run(ctx context.Context, r *reader, c *commands, journal *bat
 	defer stop()
 	ctx, b.end = context.WithCancelCause(ctx)
 	defer b.end(nil)
-	c.killing = killing
+	c.turn, c.ending, c.killing = b.turn, ctx, killing
 	for result, err := range batch.Results(ctx, b.job(ctx, r, c, journal)) {
 		failed, ok := err.(*batch.ItemError)
 		switch {

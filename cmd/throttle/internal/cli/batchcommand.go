@@ -2,14 +2,15 @@ package cli
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/apithrottle/throttle"
@@ -21,30 +22,45 @@ const (
 	mostOutput = 16 << 20
 	// keptErrors is how many of the last bytes of a command's standard error are kept.
 	keptErrors = 64 << 10
+	// mostReason is how many bytes of the last line of these are in a reason.
+	mostReason = 200
 	// killAfter is how long a command may run on after SIGTERM, and its output stay open after its end.
 	killAfter = 2 * time.Second
+	// leastStart is how long a command may take to start, however short the guard is.
+	leastStart = 20 * time.Millisecond
 )
 
 // A commandError is the error of a command that has failed.
 type commandError struct {
-	code   *int // nil if it was not started
-	reason string
+	code   *int   // nil if it was not started
+	how    string // such as "exit code 1"
 	stdout []byte
-	stderr []byte
-	call   int // of the item, from 1
+	stderr []byte // its end
+	call   int    // of the item, from 1
 }
 
-func (e *commandError) Error() string { return e.reason }
+// Error returns how the command has failed, with the last line of its standard error.
+func (e *commandError) Error() string {
+	lines := bytes.FieldsFunc(e.stderr, func(c rune) bool { return c == '\n' || c == '\r' })
+	for _, line := range slices.Backward(lines) {
+		if last := bytes.TrimSpace(line); len(last) > 0 {
+			return e.how + ": " + plain(strings.ToValidUTF8(string(last[:min(len(last), mostReason)]), "?"))
+		}
+	}
+	return e.how
+}
 
 // commands runs a command for each record.
 type commands struct {
-	command  *command
+	turn     *turn
 	template template
 	path     string // of the command, if that is the same for all
 	byStdin  bool
 
-	// killing ends when commands must end at once.
-	killing context.Context
+	// ending ends when no command may start, and killing when commands must end at once.
+	ending, killing context.Context
+
+	starting sync.Mutex // held while a command is started: the system starts one at a time
 }
 
 // costOf returns what the command of a record costs. A record that cannot be used costs nothing.
@@ -64,10 +80,39 @@ func (c *commands) do(ctx context.Context, r *record) ([]byte, error) {
 	r.calls++
 	child, err := c.prepare(ctx, r)
 	if err != nil {
-		_ = batch.Permit(ctx).Cancel(context.WithoutCancel(ctx))
-		return nil, &commandError{reason: err.Error(), call: r.calls}
+		return nil, &commandError{how: err.Error(), call: r.calls}
 	}
 	return c.run(ctx, child, r)
+}
+
+// start starts a command. Where many start at once, the last ones would arrive later than the guard of the limits
+// allows. They take a new turn, of which they get the permit. It is nil if the turn was that of ctx.
+func (c *commands) start(ctx context.Context, child *exec.Cmd) (renewed *throttle.Permit, err error) {
+	mayTake := max(leastStart, c.turn.policy.Guard/2) // the other half is for the command
+	for began := time.Now(); ; began = time.Now() {
+		c.starting.Lock()
+		if time.Since(began) <= mayTake {
+			err := child.Start()
+			c.starting.Unlock()
+			if err != nil {
+				c.cancel(ctx, renewed)
+			}
+			return renewed, err
+		}
+		c.starting.Unlock()
+		c.cancel(ctx, renewed)
+		if renewed, err = c.turn.limiter.Acquire(c.ending, c.turn.cost); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// cancel gives a turn back: a new one, or else that of ctx.
+func (c *commands) cancel(ctx context.Context, renewed *throttle.Permit) {
+	if renewed == nil {
+		renewed = batch.Permit(ctx)
+	}
+	_ = renewed.Cancel(context.WithoutCancel(ctx)) // else the turn is lost
 }
 
 // prepare returns the command for a record.
@@ -85,7 +130,7 @@ func (c *commands) prepare(ctx context.Context, r *record) (*exec.Cmd, error) {
 	if c.byStdin {
 		child.Stdin = strings.NewReader(r.text + "\n")
 	}
-	child.Env = append(c.command.Environ(),
+	child.Env = append(c.turn.Environ(),
 		"THROTTLE_ITEM_KEY="+r.key,
 		"THROTTLE_IDEMPOTENCY_KEY="+batch.IdempotencyKey(ctx),
 		"THROTTLE_TRY="+strconv.Itoa(r.calls),
@@ -99,10 +144,15 @@ func (c *commands) run(ctx context.Context, child *exec.Cmd, r *record) ([]byte,
 	out, talk := &limited{most: mostOutput}, &tail{most: keptErrors}
 	child.Stdout, child.Stderr, child.WaitDelay = out, talk, killAfter
 	ownGroup(child)
-	if err := child.Start(); err != nil {
-		_ = batch.Permit(ctx).Cancel(context.WithoutCancel(ctx))
-		return nil, &commandError{reason: startReason(err), call: r.calls}
+	renewed, err := c.start(ctx, child)
+	var refused *throttle.WaitError
+	switch {
+	case c.ending.Err() != nil && errors.Is(err, context.Canceled), errors.As(err, &refused):
+		return nil, err
+	case err != nil:
+		return nil, &commandError{how: startReason(err), call: r.calls}
 	}
+	defer renewed.Release()
 	ended := make(chan struct{})
 	go c.watch(ctx, child, ended)
 	_ = child.Wait() // the exit code tells
@@ -111,7 +161,14 @@ func (c *commands) run(ctx context.Context, child *exec.Cmd, r *record) ([]byte,
 		kill(child) // what is left of its group
 		return nil, context.Canceled
 	}
-	return outcomeOf(child, out, talk, r.calls)
+	output, err := outcomeOf(child, out, talk, r.calls)
+	switch {
+	case err == nil:
+		renewed.Passed()
+	case codeOf(child.ProcessState) == exitRefused:
+		_ = renewed.Refused(ctx, 0) // after an error the pause holds for this process
+	}
+	return output, err
 }
 
 // watch ends a command that has not ended when it must.
@@ -137,33 +194,19 @@ func (c *commands) watch(ctx context.Context, child *exec.Cmd, ended <-chan stru
 // outcomeOf returns what a command has written, or why it has failed.
 func outcomeOf(child *exec.Cmd, out *limited, talk *tail, call int) ([]byte, error) {
 	code := codeOf(child.ProcessState)
-	failed := &commandError{&code, "", out.bytes, talk.bytes, call}
+	failed := &commandError{&code, fmt.Sprintf("exit code %d", code), out.bytes, talk.bytes, call}
 	switch {
 	case code == exitRefused:
-		failed.reason = withLast("refused with exit code 75", talk.bytes)
+		failed.how = "refused with exit code 75"
 		return nil, &batch.RefusedError{Err: failed}
 	case out.over:
-		failed.reason = fmt.Sprintf("it wrote more than %d MB to its standard output: let it write a file", mostOutput>>20)
-		return nil, failed
+		failed.how = fmt.Sprintf("it wrote more than %d MB to its standard output: let it write a file", mostOutput>>20)
 	case code > 128 && !child.ProcessState.Exited():
-		failed.reason = withLast(fmt.Sprintf("ended by signal %d", code-128), talk.bytes)
-		return nil, failed
-	case code != 0:
-		failed.reason = withLast(fmt.Sprintf("exit code %d", code), talk.bytes)
-		return nil, failed
+		failed.how = fmt.Sprintf("ended by signal %d", code-128)
+	case code == 0:
+		return out.bytes, nil
 	}
-	return out.bytes, nil
-}
-
-// withLast adds the last line that a command wrote to its standard error.
-func withLast(reason string, talk []byte) string {
-	lines := bytes.FieldsFunc(talk, func(c rune) bool { return c == '\n' || c == '\r' })
-	for i := len(lines) - 1; i >= 0; i-- {
-		if last := bytes.TrimSpace(lines[i]); len(last) > 0 {
-			return reason + ": " + plain(strings.ToValidUTF8(string(last[:min(len(last), 200)]), "?"))
-		}
-	}
-	return reason
+	return nil, failed
 }
 
 // startReason returns why a command cannot be run.
@@ -228,7 +271,7 @@ func exitOf(err error) *int {
 func reasonOf(err error) string {
 	var failed *commandError
 	if errors.As(err, &failed) {
-		return cmp.Or(failed.reason, "failed")
+		return failed.Error()
 	}
 	return plain(strings.TrimPrefix(err.Error(), "throttle: "))
 }

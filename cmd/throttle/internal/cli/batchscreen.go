@@ -44,7 +44,8 @@ func (s *screen) say(format string, args ...any) {
 func (s *screen) failed(key, reason string, e *commandError) {
 	var b bytes.Buffer
 	prefix := shorten(key) + ": "
-	if e != nil {
+	if e != nil && len(e.stderr) > 0 {
+		reason = e.how // the last line stands above
 		for line := range bytes.Lines(e.stderr) {
 			b.WriteString(prefix)
 			b.Write(bytes.TrimRight(line, "\r\n"))
