@@ -36,10 +36,10 @@ var ErrJournalInUse = errors.New("in use by another run: wait until that has end
 // errors, without the queries of URLs and without credentials. Keys must be at most 64 KiB long. A file that is
 // damaged, by something else than the end of the process or a power failure, is not opened.
 type Journal struct {
-	path string
-	key  [16]byte // the id of the job
-	seed uint32   // of sums
-	wait time.Duration
+	path  string
+	jobID [16]byte
+	seed  uint32 // of sums
+	wait  time.Duration
 
 	mu      sync.Mutex // guards the fields below, and writes, which must have the order of the numbers
 	file    file

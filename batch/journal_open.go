@@ -23,7 +23,7 @@ func (j *Journal) open() error {
 	if err != nil {
 		return err
 	}
-	j.seed = seedOf(j.key)
+	j.seed = seedOf(j.jobID)
 	if err := j.readFrames(); err != nil {
 		return err
 	}
@@ -60,16 +60,16 @@ func (j *Journal) readHeader() (isNew bool, err error) {
 		}
 		return true, nil
 	}
-	copy(j.key[:], head[len(magic)+1:])
+	copy(j.jobID[:], head[len(magic)+1:])
 	return false, nil
 }
 
 func (j *Journal) writeHeader() error {
-	_, _ = rand.Read(j.key[:]) // never fails
+	_, _ = rand.Read(j.jobID[:]) // never fails
 	if err := j.file.Truncate(0); err != nil {
 		return err
 	}
-	header := newHeader(j.key)
+	header := newHeader(j.jobID)
 	_, err := j.file.WriteAt(header, 0)
 	j.size = int64(len(header))
 	return err

@@ -103,10 +103,10 @@ func TestJournalOfKilledProcess(t *testing.T) {
 	if !testing.Short() && !soak.Race {
 		kills = soak.Times(200)
 	}
-	runs, twice := 0, 0
-	for job := 0; kills > 0; job++ {
+	killed, twice, job := 0, 0, 0
+	for ; kills > 0; job++ {
 		folder := t.TempDir()
-		for ended := false; !ended; runs++ {
+		for ended := false; !ended; {
 			order := 0
 			if job%2 == 1 {
 				order = rand.IntN(3)
@@ -120,14 +120,17 @@ func TestJournalOfKilledProcess(t *testing.T) {
 				defer time.AfterFunc(rand.N(100*time.Millisecond), func() { _ = cmd.Process.Kill() }).Stop()
 			}
 			err := cmd.Wait()
-			if ended = err == nil; !ended && cmd.ProcessState.ExitCode() > 0 {
+			switch ended = err == nil; {
+			case cmd.ProcessState.ExitCode() > 0:
 				t.Fatal(err)
+			case !ended:
+				killed++
 			}
 			mark(t, filepath.Join(folder, "lines"))
 		}
 		twice += checkLines(t, filepath.Join(folder, "lines"))
 	}
-	t.Log(runs, "runs,", twice, "items sent again")
+	t.Log(job, "jobs,", killed, "kills,", twice, "items sent again")
 }
 
 // mark tells that a process has ended.

@@ -12,29 +12,32 @@ const (
 	maxText   = 16 << 10 // bytes of an error that are looked at
 )
 
-var (
-	// urlUser matches the user of a URL.
-	urlUser = regexp.MustCompile(`(://)[^\s/?#"'<>]*@`)
-	// query matches the query of a URL, or of the path of one.
-	query = regexp.MustCompile(`\?[^\s?"'<>` + "`" + `)]*=[^\s"'<>` + "`" + `]*`)
-	// field matches a name and a value, as header fields, parameters and JSON have them.
-	field = regexp.MustCompile(`([A-Za-z][\w.-]*)(["']?\s*[:=]\s*)((?:\[|["'])?(?:(?i:bearer|basic|token|apikey|key|bot|digest)\s+)?[^\s"',;&\]}]+)`)
-	// scheme matches the credentials of an Authorization without its name.
-	scheme = regexp.MustCompile(`(?i)\b(bearer|basic)\s+[\w.~+/=-]{6,}`)
-	// known matches keys that are known by how they begin.
-	known = regexp.MustCompile(`\b(sk-|rk_|sk_|pk_|AIza|AKIA|gh[a-z]_|github_pat_|xox[a-z]-|ya29\.|eyJ)[\w.-]{8,}`)
-)
+// secrets matches what has credentials in a text, and what is left of that.
+var secrets = []struct {
+	*regexp.Regexp
+	left string
+}{
+	// The user of a URL, and the query of a URL or of the path of one.
+	{regexp.MustCompile(`(://)[^\s/?#"'<>]*@`), "$1"},
+	{regexp.MustCompile(`\?[^\s?"'<>)]*=[^\s"'<>]*`), "?…"},
+	// Header fields with more than a word.
+	{regexp.MustCompile(`(?i)\b((?:proxy-)?authorization|(?:set-)?cookie)(["']?\s*[:=]\s*)(\[[^\]\n]*|"[^"\n]*|[^"\r\n]+)`), "$1$2…"},
+	// Authorization without its name, and keys that are known by how they begin.
+	{regexp.MustCompile(`(?i)\b(bearer|basic)\s+[\w.~+/=-]{6,}`), "$1 …"},
+	{regexp.MustCompile(`\b(sk-|[rsp]k_|AIza|AKIA|gh[a-z]_|github_pat_|xox[a-z]-|ya29\.|eyJ)[\w.-]{8,}`), "$1…"},
+}
+
+// field matches a name and a value, as header fields, parameters and JSON have them.
+var field = regexp.MustCompile(`([A-Za-z][\w.-]*)(["']?\s*[:=]\s*[\["']*)([^\s"',;&\]}]+)`)
 
 // reasonOf returns the text of an error for a file: at most 300 bytes, without users and queries of URLs and
 // without credentials.
 func reasonOf(err error) string {
 	s := cutText(err.Error(), maxText)
-	s = urlUser.ReplaceAllString(s, "$1")
-	s = query.ReplaceAllString(s, "?…")
-	s = field.ReplaceAllStringFunc(s, hideField)
-	s = scheme.ReplaceAllString(s, "$1 …")
-	s = known.ReplaceAllString(s, "$1…")
-	return cutText(s, maxReason)
+	for _, secret := range secrets {
+		s = secret.ReplaceAllString(s, secret.left)
+	}
+	return cutText(field.ReplaceAllStringFunc(s, hideField), maxReason)
 }
 
 // hideField returns a name and a value, without the value if it has credentials.

@@ -39,7 +39,7 @@ func (r *journalRun) leave() {
 	r.run = nil
 }
 
-func (r *journalRun) id() [16]byte { return r.key }
+func (r *journalRun) id() [16]byte { return r.jobID }
 
 // begin compares the order of the items with the one in the file, until it differs or the file has no more.
 func (r *journalRun) begin(key string) (n int64, done bool, err error) {

@@ -41,7 +41,7 @@ type model struct {
 func newModel(t testing.TB, seed uint64) *model {
 	m := &model{t: t, r: rand.New(rand.NewPCG(seed, 0)), file: &memFile{}, finished: map[string]int{}, most: map[string]int{}}
 	m.j = openFile(t, m.file, time.Hour)
-	m.id = m.j.key
+	m.id = m.j.jobID
 	return m
 }
 
@@ -118,7 +118,7 @@ func (m *model) reopen() {
 		total += n
 	}
 	failed := slices.DeleteFunc(slices.Clone(m.failed), func(f Failure) bool { return m.finished[f.Key] > 0 })
-	if got := failures(m.t, m.j); m.j.Done() != int64(total) || m.j.key != m.id || !slices.Equal(got, failed) {
+	if got := failures(m.t, m.j); m.j.Done() != int64(total) || m.j.jobID != m.id || !slices.Equal(got, failed) {
 		m.t.Fatalf("%d are done, failed %v, want %d, %v", m.j.Done(), got, total, failed)
 	}
 }
@@ -221,7 +221,7 @@ func TestJournalCutAnywhere(t *testing.T) {
 				want = end
 			}
 		}
-		if j.size != int64(want) || cut >= headerLen && !bytes.Equal(j.key[:], data[len(magic)+1:][:16]) {
+		if j.size != int64(want) || cut >= headerLen && !bytes.Equal(j.jobID[:], data[len(magic)+1:][:16]) {
 			t.Fatalf("cut at %d: %d bytes are left, want %d", cut, j.size, want)
 		}
 		started, done := j.has.started, j.Done()
