@@ -115,8 +115,13 @@ func newEstimate(atOnce int) *estimate {
 func sampleOf(s *state, waiting int) sample {
 	inFlight := float64(max(0, s.started-int64(waiting)))
 	over := float64(s.Done + s.Failed)
+	waits := 0.0
+	if waiting > 0 {
+		waits = 1
+	}
 	return sample{
-		at: s.Elapsed.Seconds(), over: over, inFlight: inFlight, admitted: over + float64(s.Left) + inFlight,
+		waits: waits,
+		at:    s.Elapsed.Seconds(), over: over, inFlight: inFlight, admitted: over + float64(s.Left) + inFlight,
 		atOnce: s.bound[ByAtOnce].Seconds(), other: (s.bound[ByItems] + s.bound[ByOrder]).Seconds(),
 	}
 }
@@ -199,13 +204,12 @@ func (e *estimate) most() float64 {
 }
 
 // rate returns how many items a second were over lately.
-func (e *estimate) rate() float64 {
-	now := e.past[len(e.past)-1]
+func (e *estimate) rate(now sample) float64 {
 	stretch := float64(usualStretch)
 	if now.over > 0 {
 		stretch = min(longestStretch, max(usualStretch, fewItems*now.at/now.over))
 	}
-	d := e.past.last(min(now.at-e.epoch, stretch))
+	d := now.minus(e.past.at(max(e.epoch, now.at-stretch)))
 	return part(d.over, d.at)
 }
 
@@ -362,10 +366,10 @@ func (e *estimate) hint(budget string) string {
 		return "paused for " + duration(paused)
 	}
 	if budget != "" {
-		return "budget " + budget + " ends the job before its end"
+		return "budget " + budget + " is used up before the end"
 	}
 	lately := e.past.last(usualStretch)
-	if lately.atOnce > lately.at/2 && int64(e.status.waiting) < e.atOnce/2 {
+	if lately.atOnce > lately.at/2 && lately.waited < lately.at/2 {
 		return fmt.Sprintf("AtOnce %s binds: raise it", separated(e.atOnce))
 	}
 	return ""

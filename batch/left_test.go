@@ -3,6 +3,7 @@ package batch_test
 import (
 	"cmp"
 	"context"
+	"errors"
 	"math"
 	"testing"
 	"testing/synctest"
@@ -39,6 +40,16 @@ func limitedBy(tiers ...throttle.Tier) func(*testing.T, *batch.Job[int, int, int
 	return func(t *testing.T, job *batch.Job[int, int, int]) { job.Limiter = newLimiter(t, tiers...) }
 }
 
+func pooled(a, b []throttle.Tier) func(*testing.T, *batch.Job[int, int, int]) {
+	return func(t *testing.T, job *batch.Job[int, int, int]) {
+		p, err := throttle.NewPool(throttle.Member{Name: "a", Limiter: newLimiter(t, a...)}, throttle.Member{Name: "b", Limiter: newLimiter(t, b...)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		job.Pool = p
+	}
+}
+
 var timesLeft = map[string]timeLeft{
 	"one tier":          {items: 20_000, response: 100 * time.Millisecond, set: limitedBy(throttle.PerSecond(100))},
 	"slow responses":    {items: 20_000, response: 30 * time.Second, set: limitedBy(throttle.PerSecond(100))},
@@ -52,15 +63,12 @@ var timesLeft = map[string]timeLeft{
 	"AtOnce": {items: 20_000, response: 500 * time.Millisecond, set: func(t *testing.T, job *batch.Job[int, int, int]) {
 		job.Limiter, job.AtOnce = newLimiter(t, throttle.PerSecond(1_000)), 100
 	}},
-	"pool": {within: 0.15, every: 5 * time.Second, items: 20_000, response: 500 * time.Millisecond, set: func(t *testing.T, job *batch.Job[int, int, int]) {
-		var err error
-		if job.Pool, err = throttle.NewPool(
-			throttle.Member{Name: "a", Limiter: newLimiter(t, throttle.PerSecond(10), throttle.PerHour(10_000))},
-			throttle.Member{Name: "b", Limiter: newLimiter(t, throttle.PerSecond(30), throttle.PerMinute(100))},
-		); err != nil {
-			t.Fatal(err)
-		}
-	}},
+	"pool": {every: 5 * time.Second, items: 20_000, response: 500 * time.Millisecond, set: pooled(
+		[]throttle.Tier{throttle.PerSecond(10), throttle.PerHour(7_000)}, []throttle.Tier{throttle.PerSecond(5), throttle.PerHour(3_000)},
+	)},
+	"pool with different windows": {every: 5 * time.Second, items: 20_000, response: 500 * time.Millisecond, within: 0.16, set: pooled(
+		[]throttle.Tier{throttle.PerSecond(10), throttle.PerHour(10_000)}, []throttle.Tier{throttle.PerSecond(30), throttle.PerMinute(100)},
+	)},
 	"three requests": {items: 3_850, response: 100 * time.Millisecond, set: func(t *testing.T, job *batch.Job[int, int, int]) {
 		limitedBy(throttle.PerSecond(40), throttle.PerMinute(1_000))(t, job)
 		do := job.Do
@@ -120,25 +128,84 @@ func (c timeLeft) test(t *testing.T) {
 	if err != nil || report.Done != int64(c.items) {
 		t.Fatalf("%+v, %v", report, err)
 	}
-	worst, at := 0.0, batch.Progress{}
-	for i, p := range all {
-		truth := report.Elapsed - p.Elapsed
-		off := math.Abs(float64(p.TimeLeft-truth)) / float64(max(truth, report.Elapsed/10))
-		if i == 1 || i == len(all)/20 {
-			t.Log(p.Elapsed, p.TimeLeft, truth, p.Hint, p.Rate)
-		}
+	for _, p := range all {
 		if p.Final || p.Elapsed < max(report.Elapsed/10, c.skip) {
 			continue
 		}
-		if off > worst {
-			worst, at = off, p
-		}
+		truth := report.Elapsed - p.Elapsed
+		off := math.Abs(float64(p.TimeLeft-truth)) / float64(max(truth, report.Elapsed/10))
 		if !p.TimeLeftKnown || off > cmp.Or(c.within, 0.1) {
-			t.Errorf("after %v of %v, %d items: %v left (%v), want %v", p.Elapsed, report.Elapsed, p.Done, p.TimeLeft, p.TimeLeftKnown, truth)
-			if t.Failed() {
-				break
-			}
+			t.Fatalf("after %v of %v, %d items: %v left (%v), want %v", p.Elapsed, report.Elapsed, p.Done, p.TimeLeft, p.TimeLeftKnown, truth)
 		}
 	}
-	t.Logf("%v: off by %.3f at %v: %v left", report.Elapsed, worst, at.Elapsed, at.TimeLeft)
+}
+
+// TestTimeLeftAtFirst knows the time left from the limits alone.
+func TestTimeLeftAtFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var first *batch.Progress
+		job := batch.Job[int, int, int]{Items: count(40_000), Total: 40_000, Every: 100 * time.Millisecond, Do: responds(200 * time.Millisecond)}
+		job.Limiter = newLimiter(t, throttle.PerSecond(5), throttle.PerHour(10_000))
+		job.Progress = func(p batch.Progress) {
+			if first == nil {
+				first = &p
+				cancel()
+			}
+		}
+		if _, err := batch.Run(ctx, job); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		if d := first.TimeLeft - 3*time.Hour - 35*time.Minute; !first.TimeLeftKnown || d.Abs() > 10*time.Minute {
+			t.Errorf("%+v", first)
+		}
+	})
+}
+
+// TestTimeLeftIsUnknown has jobs whose time left is not known, and the reason.
+func TestTimeLeftIsUnknown(t *testing.T) {
+	budget := throttle.Tier{Limit: 500, Algorithm: throttle.Calendar, Period: 1, Budget: true}
+	for name, c := range map[string]struct {
+		total int64
+		tiers []throttle.Tier
+		hint  string
+	}{
+		"no total": {0, []throttle.Tier{throttle.PerSecond(5)}, ""},
+		"budget":   {600, []throttle.Tier{throttle.PerSecond(5), budget}, "budget 500/day is used up before the end"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var all []batch.Progress
+				job := batch.Job[int, int, int]{Items: count(600), Total: c.total, Do: responds(0), Limiter: newLimiter(t, c.tiers...)}
+				job.Progress = func(p batch.Progress) { all = append(all, p) }
+				_, err := batch.Run(t.Context(), job)
+				if budgeted := c.hint != ""; errors.Is(err, throttle.ErrExhausted) != budgeted {
+					t.Error(err)
+				}
+				for _, p := range all[:len(all)/2] {
+					if p.TimeLeftKnown || p.Hint != c.hint {
+						t.Fatalf("%v left, %q, want %q", p.TimeLeft, p.Hint, c.hint)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestHintOfAtOnce names AtOnce if that binds, and not if its items wait for the limiter.
+func TestHintOfAtOnce(t *testing.T) {
+	for response, hint := range map[time.Duration]string{time.Second: "AtOnce 10 binds: raise it", time.Millisecond: ""} {
+		synctest.Test(t, func(t *testing.T) {
+			var last batch.Progress
+			job := batch.Job[int, int, int]{Items: count(400), Total: 400, AtOnce: 10, Do: responds(response), Limiter: newLimiter(t, throttle.PerSecond(20))}
+			job.Progress = func(p batch.Progress) {
+				if !p.Final {
+					last = p
+				}
+			}
+			if _, err := batch.Run(t.Context(), job); err != nil || last.Hint != hint {
+				t.Errorf("%v: %v, %q, want %q", response, err, last.Hint, hint)
+			}
+		})
+	}
 }
