@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/apithrottle/throttle"
@@ -268,7 +269,7 @@ func (e *estimate) limits(s *status, t throttle.TierStatus, cost float64) []limi
 		l.retry = t.RetryAfter.Seconds()
 	}
 	if t.Tier.Budget {
-		l.budget = t.Tier.String()
+		l.budget, _, _ = strings.Cut(t.Tier.String(), ";")
 	}
 	switch t.Tier.Algorithm {
 	case throttle.Concurrency:

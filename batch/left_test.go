@@ -63,10 +63,10 @@ var timesLeft = map[string]timeLeft{
 	"AtOnce": {items: 20_000, response: 500 * time.Millisecond, set: func(t *testing.T, job *batch.Job[int, int, int]) {
 		job.Limiter, job.AtOnce = newLimiter(t, throttle.PerSecond(1_000)), 100
 	}},
-	"pool": {every: 5 * time.Second, items: 20_000, response: 500 * time.Millisecond, set: pooled(
+	"pool": {every: 5 * time.Second, items: 19_000, response: 500 * time.Millisecond, set: pooled(
 		[]throttle.Tier{throttle.PerSecond(10), throttle.PerHour(7_000)}, []throttle.Tier{throttle.PerSecond(5), throttle.PerHour(3_000)},
 	)},
-	"pool with different windows": {every: 5 * time.Second, items: 20_000, response: 500 * time.Millisecond, within: 0.16, set: pooled(
+	"pool with different windows": {within: 0.2, every: 5 * time.Second, items: 20_000, response: 500 * time.Millisecond, set: pooled(
 		[]throttle.Tier{throttle.PerSecond(10), throttle.PerHour(10_000)}, []throttle.Tier{throttle.PerSecond(30), throttle.PerMinute(100)},
 	)},
 	"three requests": {items: 3_850, response: 100 * time.Millisecond, set: func(t *testing.T, job *batch.Job[int, int, int]) {
