@@ -158,7 +158,7 @@ func (g *group) String() string {
 		items = "items " + strings.Join(g.keys, ", ")
 	}
 	if g.n > int64(len(g.keys)) {
-		items += " …"
+		items += ", ..."
 	}
 	return fmt.Sprintf("%s failed: %s (%s)", separated(g.n), oneLine(g.reason), items)
 }
@@ -168,7 +168,7 @@ func oneLine(text string) string {
 	text, _, _ = strings.Cut(text, "\n")
 	text = printable(text)
 	if runes := []rune(text); len(runes) > 200 {
-		return string(runes[:200]) + "…"
+		return string(runes[:200]) + "..."
 	}
 	return text
 }
@@ -183,26 +183,22 @@ func printable(text string) string {
 	}, text)
 }
 
-// withoutKey replaces a key that is a word of its own in a text.
+// withoutKey removes the first occurrence of a key that is a word of its own from a text.
 func withoutKey(text, key string) string {
-	if key == "" {
-		return text
-	}
-	var b strings.Builder
-	for {
-		before, after, found := strings.Cut(text, key)
-		if b.WriteString(before); !found {
-			return b.String()
+	for from := 0; key != ""; {
+		at := strings.Index(text[from:], key)
+		if at < 0 {
+			break
 		}
-		last, _ := utf8.DecodeLastRuneInString(b.String())
+		before, after := text[:from+at], text[from+at+len(key):]
+		last, _ := utf8.DecodeLastRuneInString(before)
 		next, _ := utf8.DecodeRuneInString(after)
-		if isWord(last) || isWord(next) {
-			b.WriteString(key)
-		} else {
-			b.WriteString("\x00")
+		if !isWord(last) && !isWord(next) {
+			return before + after
 		}
-		text = after
+		from = len(before) + len(key)
 	}
+	return text
 }
 
 func isWord(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/apithrottle/throttle"
@@ -115,8 +116,13 @@ func newEstimate(atOnce int) *estimate {
 func sampleOf(s *state, waiting int) sample {
 	inFlight := float64(max(0, s.started-int64(waiting)))
 	over := float64(s.Done + s.Failed)
+	waits := 0.0
+	if waiting > 0 {
+		waits = 1
+	}
 	return sample{
-		at: s.Elapsed.Seconds(), over: over, inFlight: inFlight, admitted: over + float64(s.Left) + inFlight,
+		waits: waits,
+		at:    s.Elapsed.Seconds(), over: over, inFlight: inFlight, admitted: over + float64(s.Left) + inFlight,
 		atOnce: s.bound[ByAtOnce].Seconds(), other: (s.bound[ByItems] + s.bound[ByOrder]).Seconds(),
 	}
 }
@@ -146,23 +152,29 @@ func (e *estimate) note(now status, cost map[string]float64) {
 // measureShare compares what the limits admitted with what they would have admitted if the job were alone.
 func (e *estimate) measureShare() {
 	length := e.status.at - e.since.at
-	least := float64(surerShare)
-	if e.first {
-		least = leastShare
-	}
-	if length < least {
+	if length < surerShare && !(e.first && length >= leastShare) {
 		return
 	}
-	could := (&rest{e.members(&e.since), math.Inf(1), length, 1, e.most()}).play().admitted
-	if could >= max(leastShare, 20*e.since.vague) {
-		e.share = min(1_000, max(0.001, (e.status.admitted-e.since.admitted)/could))
-		if math.Abs(e.share-1) < 0.05 {
-			e.share = 1 // a window more or less would be an accident of rounding
-		}
+	members, most := e.members(&e.since), e.most()
+	could := func(in float64) float64 { return (&rest{members, math.Inf(1), in, 1, most}).play().admitted }
+	// The limits may admit many at once: a little earlier or later it may be much less or more.
+	unsure := 1 + length/200
+	high, low := could(length+unsure), could(length-unsure)
+	if did := e.status.admitted - e.since.admitted; low >= max(leastShare, 20*e.since.vague) {
+		e.correctShare(did/high, did/low)
 	}
 	if length > max(usualShare, e.status.at/2) {
 		e.since, e.first = e.status, false
 	}
+}
+
+// correctShare makes the share one from low to high, if it is not. It is 1 if that is almost right.
+func (e *estimate) correctShare(low, high float64) {
+	if high = max(low, high); low < 1.05 && high > 0.95 {
+		e.share = 1
+		return
+	}
+	e.share = min(1_000, max(0.001, low, min(e.share, high)))
 }
 
 // measured returns what the job did in the last half of its time or minute, if that is longer.
@@ -193,13 +205,12 @@ func (e *estimate) most() float64 {
 }
 
 // rate returns how many items a second were over lately.
-func (e *estimate) rate() float64 {
-	now := e.past[len(e.past)-1]
+func (e *estimate) rate(now sample) float64 {
 	stretch := float64(usualStretch)
 	if now.over > 0 {
 		stretch = min(longestStretch, max(usualStretch, fewItems*now.at/now.over))
 	}
-	d := e.past.last(min(now.at-e.epoch, stretch))
+	d := now.minus(e.past.at(max(e.epoch, now.at-stretch)))
 	return part(d.over, d.at)
 }
 
@@ -258,7 +269,7 @@ func (e *estimate) limits(s *status, t throttle.TierStatus, cost float64) []limi
 		l.retry = t.RetryAfter.Seconds()
 	}
 	if t.Tier.Budget {
-		l.budget = t.Tier.String()
+		l.budget, _, _ = strings.Cut(t.Tier.String(), ";")
 	}
 	switch t.Tier.Algorithm {
 	case throttle.Concurrency:
@@ -274,7 +285,7 @@ func (e *estimate) limits(s *status, t throttle.TierStatus, cost float64) []limi
 		}
 		fallthrough
 	default:
-		l.rolls(s.at, e.past, t, cost)
+		l.rolls(s.at, e.past, t, e.share)
 	}
 	all := []limit{l}
 	if pace := float64(t.Tier.PaceBurst) / cost; pace > 0 {
@@ -283,14 +294,14 @@ func (e *estimate) limits(s *status, t throttle.TierStatus, cost float64) []limi
 	return all
 }
 
-// rolls makes the limit a rolling window. Of what is used in it, the job's own items leave it as they came, and
-// others, of which only the first and the last are known, evenly.
-func (l *limit) rolls(now float64, past history, t throttle.TierStatus, cost float64) {
+// rolls makes the limit a rolling window. Of what is used in it, the units of the job's own items leave it as
+// the items came, and others, of which only the first and the last are known, evenly.
+func (l *limit) rolls(now float64, past history, t throttle.TierStatus, share float64) {
 	l.window = part(l.most, l.rate)
 	begin := now - l.window
 	end := past.at(now).admitted
 	own := end - past.at(begin).admitted
-	scale := min(1, part(l.used, own))
+	scale := min(1/share, part(l.used, own))
 	others := l.used - own*scale
 	from, to, used := l.retry, max(t.ResetAfter.Seconds(), l.retry), l.used
 	l.stillUsed = func(after float64) float64 {
@@ -356,10 +367,10 @@ func (e *estimate) hint(budget string) string {
 		return "paused for " + duration(paused)
 	}
 	if budget != "" {
-		return "budget " + budget + " ends the job before its end"
+		return "budget " + budget + " is used up before the end"
 	}
 	lately := e.past.last(usualStretch)
-	if lately.atOnce > lately.at/2 && int64(e.status.waiting) < e.atOnce/2 {
+	if lately.atOnce > lately.at/2 && lately.waited < lately.at/2 {
 		return fmt.Sprintf("AtOnce %s binds: raise it", separated(e.atOnce))
 	}
 	return ""

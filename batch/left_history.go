@@ -11,19 +11,18 @@ type sample struct {
 	flown    float64 // the integral of inFlight over the time
 	atOnce   float64 // how long AtOnce has bound
 	other    float64 // how long Items or InOrder have bound
+	waits    float64 // 1 if items wait for the limiter
+	waited   float64 // the integral of waits over the time
 }
 
 // minus returns the difference between two samples of a history.
-func (s sample) minus(o sample) sample {
-	return sample{s.at - o.at, s.over - o.over, s.admitted - o.admitted, s.inFlight - o.inFlight, s.flown - o.flown, s.atOnce - o.atOnce, s.other - o.other}
-}
+func (s sample) minus(o sample) sample { return s.plus(o, -1) }
 
-// between returns the sample between two others, at a part of the way from o to s.
-func (o sample) between(s sample, part float64) sample {
-	d := s.minus(o)
+// plus returns s and a multiple of o.
+func (s sample) plus(o sample, times float64) sample {
 	return sample{
-		o.at + part*d.at, o.over + part*d.over, o.admitted + part*d.admitted, o.inFlight + part*d.inFlight,
-		o.flown + part*d.flown, o.atOnce + part*d.atOnce, o.other + part*d.other,
+		s.at + times*o.at, s.over + times*o.over, s.admitted + times*o.admitted, s.inFlight + times*o.inFlight,
+		s.flown + times*o.flown, s.atOnce + times*o.atOnce, s.other + times*o.other, s.waits + times*o.waits, s.waited + times*o.waited,
 	}
 }
 
@@ -41,6 +40,7 @@ func (h *history) add(s sample) {
 			return
 		}
 		s.flown = before.flown + (before.inFlight+s.inFlight)/2*(s.at-before.at)
+		s.waited = before.waited + (before.waits+s.waits)/2*(s.at-before.at)
 	}
 	if *h = append(*h, s); len(*h) <= mostSamples {
 		return
@@ -65,7 +65,7 @@ func (h history) at(t float64) sample {
 	case i == len(h):
 		return h[i-1]
 	}
-	return h[i-1].between(h[i], (t-h[i-1].at)/(h[i].at-h[i-1].at))
+	return h[i-1].plus(h[i].minus(h[i-1]), (t-h[i-1].at)/(h[i].at-h[i-1].at))
 }
 
 // last returns what the job did in the last seconds.

@@ -95,7 +95,6 @@ const (
 	mostSteps  = 5_000 // after which the course goes on at its mean rate
 	leastSteps = 50    // of a rolling window; a shorter one is like a bucket
 	unlimited  = 1e15  // items
-	inaccuracy = 0.002 // of the items: another window for the last few would be an accident of rounding
 )
 
 // step returns the length of a step.
@@ -111,6 +110,20 @@ func (r *rest) step() float64 {
 	return max((r.items/min(rate*r.share, r.most)+delay)/usualSteps, 1e-6)
 }
 
+// slack returns how many of the last items do not count: another window for a few would be an accident of rounding.
+func (r *rest) slack() float64 {
+	if math.IsInf(r.items, 1) {
+		return 0
+	}
+	most := r.items
+	for _, m := range r.members {
+		for _, l := range m.limits {
+			most = max(most, l.most)
+		}
+	}
+	return min(most*0.002, r.items*0.03)
+}
+
 // play plays the rest of a job, step by step.
 func (r *rest) play() course {
 	step := r.step()
@@ -118,10 +131,7 @@ func (r *rest) play() course {
 	for i := range players {
 		players[i] = newPlayer(r.members[i], step)
 	}
-	c, rooms, slack := course{}, make([]float64, len(players)), inaccuracy*r.items
-	if math.IsInf(r.items, 1) {
-		slack = 0
-	}
+	c, rooms, slack := course{}, make([]float64, len(players)), r.slack()
 	for k := range mostSteps {
 		t := float64(k) * step
 		if t >= r.within {

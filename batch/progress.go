@@ -343,9 +343,10 @@ func (p *reporter) state(final bool) Progress {
 		now.Rate = part(float64(s.Done+s.Failed), s.Elapsed.Seconds())
 		return now
 	}
-	now.Rate = p.left.rate()
+	at := sampleOf(&s, 0)
+	now.Rate = p.left.rate(at)
 	var budget string
-	now.TimeLeft, now.TimeLeftKnown, budget = p.left.left(remaining(&s, now.Total), sampleOf(&s, 0))
+	now.TimeLeft, now.TimeLeftKnown, budget = p.left.left(remaining(&s, now.Total), at)
 	now.Hint = p.left.hint(budget)
 	return now
 }
