@@ -109,11 +109,12 @@ func (s *Spending) finder(api string) (find func(model string) (Price, bool), er
 	if s.Default != nil {
 		list = list[:len(list)-1]
 	}
-	if find, err = list.of(api); err != nil {
+	listed, err := list.of(api)
+	if err != nil {
 		return nil, fmt.Errorf("providers: Spending of %s: Prices: %w", api, err)
 	}
 	return func(model string) (Price, bool) {
-		p, ok := find(model)
+		p, ok := listed(model)
 		for _, mode := range []string{fastMode, priorityMode} { // a pattern of all versions is of none of them
 			ok = ok && (!strings.HasSuffix(model, mode) || strings.Contains(p.Model, mode))
 		}
@@ -145,10 +146,9 @@ func (s *Spending) perCall(api string) bool {
 }
 
 // Charge charges what has been used of a model and no response to a request has reported: the results of a
-// batch, for example, with Usage.Batch. It returns the cost, in nanodollars, and ErrNoPrice if the model has
-// no price. It charges more than is left of the budget, because the money is spent. But if more than all of
-// it is used already, it charges nothing, and returns ErrExhausted with the cost. It doesn't block, except for the
-// round trips of a shared store.
+// batch, for example, with Usage.Batch. It returns the cost, in nanodollars, or ErrNoPrice if the model has
+// no price. It charges more than is left of the budget, because the money is spent, and blocks only for the
+// round trips of a shared store, and during a pause of the budget.
 func (s *Spending) Charge(ctx context.Context, api, model string, used Usage) (nanodollars int64, err error) {
 	find, err := s.finder(api)
 	if err != nil {
@@ -179,8 +179,8 @@ func noPrice(api, model string) error {
 type unpriced struct{}
 
 func (unpriced) Open(key string, _ *algorithms.Plan, _ func(store.Call)) (store.Quota, error) {
-	api, model, _ := strings.Cut(key, "\x00")
-	return nil, noPrice(api, model)
+	of := strings.SplitN(key, "\x00", 3) // the policy, the API and the model
+	return nil, noPrice(of[1], of[2])
 }
 
 // maxNested is the number of limiters inside the budget that are kept. Above it they are made again.
