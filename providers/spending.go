@@ -50,7 +50,8 @@ type Spending struct {
 	// Tokens counts the tokens of a text, as Provider.Tokens. If nil, TokensOf the model.
 	Tokens func(text string) int64
 
-	mu     sync.Mutex // guards nested
+	mu     sync.Mutex // guards all below
+	output *outputs   // of all APIs; nil before the first call of Limit
 	nested map[*throttle.Limiter]*throttle.Limiter
 }
 
@@ -90,7 +91,7 @@ func (s *Spending) Limit(t *throttle.Transport, api string) error {
 	}
 	b := &bill{
 		Spending: s, api: api, find: find, perCall: s.perCall(api), refuse: refuse, inner: *t,
-		bodies: prompt.Reader{Image: anthropicImage, Unknown: prompt.Cl100k}, output: newOutputs(),
+		bodies: prompt.Reader{Image: anthropicImage, Unknown: prompt.Cl100k}, output: s.outputs(),
 	}
 	if t.Profile != nil {
 		b.profile = *t.Profile
@@ -98,6 +99,16 @@ func (s *Spending) Limit(t *throttle.Transport, api string) error {
 	b.profile.Charges = slices.Concat(b.profile.Charges, usageCharges)
 	t.Route, t.Cost, t.Settle, t.Profile = b.route, b.cost, b.settle, &b.profile
 	return nil
+}
+
+// outputs returns what is known of the length of answers.
+func (s *Spending) outputs() *outputs {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.output == nil {
+		s.output = newOutputs()
+	}
+	return s.output
 }
 
 // finder returns the function that returns the prices of models of an API.
