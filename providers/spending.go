@@ -75,8 +75,8 @@ type Spending struct {
 // Flex processing of OpenAI has the prices of its batch API. Priority processing and Anthropic's fast mode
 // need prices of their own, of models with "-priority" or "-fast" behind their names.
 //
-// Limit returns an error if an API has no price and there is no Default, if a pattern is malformed, or if t
-// has a Pool, a Meter or a ProfileFor.
+// Limit returns an error if an API has no price and there is no Default, or if t has a Pool, a Meter or a
+// ProfileFor.
 func (s *Spending) Limit(t *throttle.Transport, api string) error {
 	find, err := s.finder(api)
 	if err != nil {
@@ -120,12 +120,8 @@ func (s *Spending) finder(api string) (find func(model string) (Price, bool), er
 	if s.Default != nil {
 		list = list[:len(list)-1]
 	}
-	listed, err := list.of(api)
-	if err != nil {
-		return nil, fmt.Errorf("providers: Spending of %s: Prices: %w", api, err)
-	}
 	return func(model string) (Price, bool) {
-		p, ok := listed(model)
+		p, ok := list.Find(api, model)
 		for _, mode := range []string{fastMode, priorityMode} { // a pattern of all versions is of none of them
 			ok = ok && (!strings.HasSuffix(model, mode) || strings.Contains(p.Model, mode))
 		}
