@@ -375,9 +375,10 @@ func (o *order) actual(reported throttle.Cost) (nanodollars, output int64) {
 		cached, _ := cachedOfInput.most(reported)
 		read, _ := readFromCache.most(reported)
 		written, _ := writtenToCache.most(reported)
+		part, _ := writtenOfInput.most(reported)
 		used.HourCacheWrite, _ = writtenForAnHour.most(reported)
 		input += tools
-		used.Input, used.CachedInput, used.CacheWrite = input-cached, cached+read, written-used.HourCacheWrite
+		used.Input, used.CachedInput, used.CacheWrite = input-cached-part, cached+read, written+part-used.HourCacheWrite
 	}
 	if total, sums := usedTotal.most(reported); reads && sums { // with the tokens of thoughts, which the output may lack
 		output, writes = max(output, total-input), true
@@ -428,6 +429,9 @@ var (
 		"usage.cache_creation_input_tokens", "message.usage.cache_creation_input_tokens",
 		"usage.cacheWriteInputTokens", "amazon-bedrock-invocationMetrics.cacheWriteInputTokenCount", "X-Amzn-Bedrock-Cache-Write-Input-Token-Count",
 	}
+	writtenOfInput = places{ // of OpenAI since GPT-5.6, a part of the input: https://github.com/coder/xum/issues/3705
+		"usage.prompt_tokens_details.cache_write_tokens", "usage.input_tokens_details.cache_write_tokens", "response.usage.input_tokens_details.cache_write_tokens",
+	}
 	writtenForAnHour = places{ // a part of writtenToCache
 		"usage.cache_creation.ephemeral_1h_input_tokens", "message.usage.cache_creation.ephemeral_1h_input_tokens",
 	}
@@ -445,7 +449,7 @@ func (all places) most(reported throttle.Cost) (n int64, known bool) {
 
 // usageCharges are those of all places.
 var usageCharges = func() (charges []answers.Charge) {
-	for _, place := range slices.Concat(usedInput, toolInput, usedOutput, usedTotal, cachedOfInput, readFromCache, writtenToCache, writtenForAnHour) {
+	for _, place := range slices.Concat(usedInput, toolInput, usedOutput, usedTotal, cachedOfInput, readFromCache, writtenToCache, writtenOfInput, writtenForAnHour) {
 		field := answers.Field{Path: place}
 		if strings.HasPrefix(place, "X-") {
 			field = answers.Field{Header: place}
