@@ -169,7 +169,7 @@ func noPrice(err error) *problem {
 	detail, _, _ = strings.Cut(detail, ": add ")
 	return &problem{
 		Type: typePrefix + "dollars", Title: "The model has no price", Status: http.StatusUnprocessableEntity, Reason: "no_price",
-		Detail: "The route has a budget in dollars, and " + detail + ": add its price to prices of the route, or an unknown_model there.",
+		Detail: "No price is known, and the route has a budget in dollars: " + detail + ". Add one to prices of the route, or an unknown_model there.",
 	}
 }
 
