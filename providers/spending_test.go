@@ -18,7 +18,6 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
 	results "github.com/apithrottle/throttle/internal/outcome"
-	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/providers"
 	"github.com/apithrottle/throttle/retry"
 )
@@ -582,11 +581,8 @@ func TestPriceOfARequest(t *testing.T) {
 		s := &providers.Spending{Limiter: budget, Prices: providers.PriceList{
 			{API: "lookups", Model: "/v1/lookups/*", Request: 5_000_000_000}, {API: "lookups", Model: "/v1/status"},
 		}}
-		l, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(100)}}, local.New())
-		if err == nil {
-			t.Fatal("a policy without a name was kept in a store")
-		}
-		if l, err = throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil); err != nil {
+		l, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil)
+		if err != nil {
 			t.Fatal(err)
 		}
 		rt := &throttle.Transport{Limiter: l, Base: &paidAPI{replies: []paidReply{ok(`{}`), ok(`{}`), {status: 404, kind: "text/plain"}}}}
