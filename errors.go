@@ -178,7 +178,7 @@ func waitError(err error) error {
 		Bound: Bound(r.Bound), Until: r.Until, Err: reasons[r.Reason], Cause: r.Cause,
 	}
 	if r.Unit != "" {
-		e.cost = fmt.Sprint(r.Cost, " ", r.Unit)
+		e.cost = r.Policy.Plan.Tiers()[r.Tier].FormatCost(r.Cost)
 		if of := r.Policy.Plan; of.Tiers()[r.Tier].Capacity() != of.Base().Tiers()[r.Tier].Capacity() {
 			e.named = of.Tiers()[r.Tier].Capacity()
 		}

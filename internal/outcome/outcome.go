@@ -22,6 +22,26 @@ func Tell(ctx context.Context, r answers.Refusal) {
 	}
 }
 
+type spendingKey struct{}
+
+// Spending returns a context for requests. Each attempt to send one that costs dollars calls spent with its
+// cost, once, when it has ended: also from another goroutine if the context ended first. The caller may have
+// read the whole response before. Listeners of outer contexts are called, too.
+func Spending(ctx context.Context, spent func(nanodollars int64)) context.Context {
+	outer := ctx
+	return context.WithValue(ctx, spendingKey{}, func(n int64) {
+		Spent(outer, n)
+		spent(n)
+	})
+}
+
+// Spent calls the functions of Spending with the cost of a request with that context.
+func Spent(ctx context.Context, nanodollars int64) {
+	if spent, ok := ctx.Value(spendingKey{}).(func(int64)); ok {
+		spent(nanodollars)
+	}
+}
+
 type admittedKey struct{}
 
 // OnAdmitted returns a context for requests. A Transport calls admitted when it sends one.
