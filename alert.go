@@ -25,8 +25,7 @@ const (
 // Budget returns a Tier of limit units in every calendar period, by UTC. A request that exceeds
 // what is left fails immediately with [ErrExhausted] instead of waiting for the next period.
 //
-// Amounts are whole numbers, so count money in millionths of its unit: $100.00 a month is
-// Budget(100_000_000, "usd", Month), and a request of $0.37 costs 370_000 of "usd".
+// Amounts are whole numbers: count euros in millionths. [ParsePolicy] reads dollars, as in "$100/month".
 func Budget(limit int64, unit string, p Period) Tier { return algorithms.Budget(limit, unit, p) }
 
 // An Alert reports that the use of a budget has reached one of the percentages of Policy.AlertAt.

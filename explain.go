@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/admit"
 )
 
@@ -260,10 +261,10 @@ func (q *QuotaState) pauseSentence() string {
 }
 
 func tierSentence(t TierStatus, now time.Time) string {
-	text := t.Tier.String()
+	text, amount := t.Tier.String(), t.Tier.FormatAmount
 	switch {
 	case !t.Limited:
-		text += fmt.Sprintf(" has room for %d", max(1, t.Remaining))
+		text += " has room for " + amount(max(1, t.Remaining))
 	case t.RetryAfter == forever:
 		text += " is full until a request ends"
 	case t.Tier.Budget:
@@ -273,12 +274,12 @@ func tierSentence(t TierStatus, now time.Time) string {
 	default:
 		text += " is full until " + clock(now, t.RetryAfter)
 	}
-	text += fmt.Sprintf(": %d of %d used", t.Used, t.Limit)
+	text += ": " + algorithms.FormatUse(t.Used, t.Limit, t.Tier.Unit)
 	if t.InFlight > 0 {
-		text += fmt.Sprintf(", %d of them in flight", t.InFlight)
+		text += fmt.Sprintf(", %s of them in flight", amount(t.InFlight))
 	}
 	if t.Others > 0 {
-		text += fmt.Sprintf(", %d of them by others", t.Others)
+		text += fmt.Sprintf(", %s of them by others", amount(t.Others))
 	}
 	return text
 }

@@ -23,9 +23,9 @@ import (
 // shadow, ignore_reports, aging, headroom and alert_at. ParsePolicy returns an error if the policy
 // is not valid.
 //
-// The windows day, week and month are those of the calendar, in a zone, and may be a budget:
+// The windows day, week and month are those of the calendar, in a zone. In dollars they are budgets:
 //
-//	100000000/month;unit=usd;zone=Europe/Berlin;budget=true | alert_at=50,80,100
+//	$500/month;zone=Europe/Berlin | alert_at=50,80,100
 func ParsePolicy(name, spec string) (Policy, error) {
 	p := Policy{Name: name}
 	fail := func(format string, args ...any) (Policy, error) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/admit"
 	"github.com/apithrottle/throttle/internal/retryafter"
@@ -91,7 +92,9 @@ func (r *RefusalReport) String() string {
 }
 
 // String returns a text such as "5/s: 5 of 5 used".
-func (c TierCount) String() string { return fmt.Sprintf("%s: %d of %d used", c.Tier, c.Used, c.Limit) }
+func (c TierCount) String() string {
+	return c.Tier + ": " + algorithms.FormatUse(c.Used, c.Limit, c.Unit)
+}
 
 // reportRefusal returns the report on a refusal with a header, or nil if nobody receives one. It is
 // called before the quotas receive the readings of the answer.
@@ -108,10 +111,8 @@ func reportRefusal(ctx context.Context, a *admission, header http.Header, answer
 		i++
 	})
 	took := a.Took(statuses[0])
-	if took >= 0 {
-		if guard := a.Guard(); guard > 0 && took > guard {
-			r.Took, r.Guard = took, guard
-		}
+	if guard := a.Guard(); guard > 0 && took > guard {
+		r.Took, r.Guard = took, guard
 	}
 	r.ClockAhead = retryafter.ClockAhead(header, took)
 	a.EachRevision(func(rev *admit.Revision) {

@@ -42,8 +42,8 @@ func parsePeriod(name string) (p Period, ok bool) {
 // Budget returns a Tier of so many units in every calendar period of UTC. It refuses requests that
 // exceed what is left, instead of making them wait.
 //
-// Amounts are whole numbers, so count money in millionths of its unit: $100.00 a month
-// is Budget(100_000_000, "usd", Month), and a request of $0.37 costs 370_000 of "usd".
+// Amounts are whole numbers, so count dollars in [Nanodollars]: $100.00 a month is
+// Budget(100_000_000_000, Nanodollars, Month), and a request of $0.37 costs 370_000_000 of them.
 func Budget(limit int64, unit string, p Period) Tier {
 	return Tier{Limit: limit, Unit: unit, Algorithm: Calendar, Period: p, Budget: true}
 }

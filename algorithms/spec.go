@@ -82,10 +82,11 @@ func ParseDuration(s string) (time.Duration, error) {
 // "100000/m;unit=tokens;algo=token_bucket;burst=20000".
 func (t Tier) String() string {
 	var b strings.Builder
-	b.WriteString(strconv.FormatInt(t.Limit, 10))
+	b.WriteString(t.formatLimit(t.Limit))
 	b.WriteString(t.per())
 	option := func(name, value string) { b.WriteString(";" + name + "=" + value) }
-	if t.Unit != "" {
+	inDollars := t.Unit == Nanodollars
+	if t.Unit != "" && !inDollars {
 		option("unit", t.Unit)
 	}
 	if t.Algorithm != SlidingLog && t.Algorithm != Calendar {
@@ -107,14 +108,14 @@ func (t Tier) String() string {
 	if t.PaceBurst != 0 {
 		option("pace_burst", strconv.FormatInt(t.PaceBurst, 10))
 	}
-	if t.Estimated {
-		option("estimated", "true")
+	if t.Estimated != (inDollars && t.per() != "") {
+		option("estimated", strconv.FormatBool(t.Estimated))
 	}
 	if t.Zone != "" {
 		option("zone", t.Zone)
 	}
-	if t.Budget {
-		option("budget", "true")
+	if t.Budget != (inDollars && t.Period != NoPeriod) {
+		option("budget", strconv.FormatBool(t.Budget))
 	}
 	if t.Follow != (Follow{}) {
 		option("follow", t.Follow.String())
@@ -129,17 +130,23 @@ func (t Tier) String() string {
 // each after a semicolon: unit, algo, burst, precision, phase (which may be "unknown"), pace_burst,
 // zone, budget and estimated (true or false), follow and learn (least..most, or most). A window is a length that [ParseDuration] reads.
 // If it is day, week or month, the tier is a Calendar. A concurrency tier has no window:
-// "10;algo=concurrency". ParseTier returns an error if the tier is not valid.
+// "10;algo=concurrency".
+//
+// A limit in dollars, such as "$500/month", "$0.50/day" or "$10/week;zone=Europe/Berlin", is a tier of
+// [Nanodollars] that is Estimated. Of a day, week or month it is a Budget. The options estimated=false and
+// budget=false change that.
+//
+// ParseTier returns an error if the tier is not valid.
 func ParseTier(spec string) (Tier, error) {
 	fields := strings.Split(spec, ";")
 	var t Tier
 	limit, window, hasWindow := strings.Cut(strings.TrimSpace(fields[0]), "/")
-	n, err := ParseCount(limit)
-	if err != nil {
-		return Tier{}, fmt.Errorf("limit: %w: write limit/window, such as 5/s or 10000/h", err)
-	}
-	t.Limit = n
 	window = strings.TrimSpace(window)
+	err := t.setLimit(limit)
+	if err != nil {
+		return Tier{}, fmt.Errorf("limit: %w", err)
+	}
+	inDollars := t.Unit == Nanodollars
 	if p, ok := parsePeriod(window); ok {
 		t.Period, t.Algorithm = p, Calendar
 	} else if hasWindow {
@@ -147,13 +154,32 @@ func ParseTier(spec string) (Tier, error) {
 			return Tier{}, fmt.Errorf("window: %w", err)
 		}
 	}
+	t.Estimated, t.Budget = inDollars && hasWindow, inDollars && t.Period != NoPeriod
 	if err = EachOption(fields[1:], t.setOption); err != nil {
 		return Tier{}, err
 	}
-	if window == "" && t.Algorithm != Concurrency {
-		return Tier{}, fmt.Errorf("window: it is missing: write %d/s, %d/min, %d/h or %d/d", n, n, n, n)
+	switch n := t.Limit; {
+	case inDollars && t.Unit != Nanodollars:
+		return Tier{}, fmt.Errorf("unit: it is %s for a limit in dollars: remove the option unit, or the dollar sign", t.Unit)
+	case window == "" && inDollars && t.Algorithm != Concurrency:
+		return Tier{}, fmt.Errorf("window: it is missing: write %[1]s/day, %[1]s/week or %[1]s/month", formatDollars(n))
+	case window == "" && t.Algorithm != Concurrency:
+		return Tier{}, fmt.Errorf("window: it is missing: write %[1]d/s, %[1]d/min, %[1]d/h or %[1]d/d", n)
 	}
 	return t, t.Validate()
+}
+
+// setLimit sets the limit that a text begins with and, if that is in dollars, the unit.
+func (t *Tier) setLimit(text string) (err error) {
+	if strings.Contains(text, "$") {
+		t.Unit = Nanodollars
+		t.Limit, err = parseDollars(strings.TrimSpace(text))
+		return err
+	}
+	if t.Limit, err = ParseCount(text); err != nil {
+		return fmt.Errorf("%w: write limit/window, such as 5/s, 10000/h or $500/month", err)
+	}
+	return nil
 }
 
 func (t *Tier) setOption(name, value string) (err error) {

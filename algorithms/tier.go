@@ -13,7 +13,8 @@ const Requests = "requests"
 // A Tier is one limit of a provider: how many units it admits in how much time, and how it counts
 // them. "10,000 requests an hour" is Tier{Limit: 10000, Window: time.Hour}.
 type Tier struct {
-	// Limit is how many units the provider admits per Window, from 1 to MaxLimit.
+	// Limit is how many units the provider admits per Window, from 1 to MaxLimit, or to MaxDollars in a
+	// Calendar of Nanodollars.
 	Limit int64
 
 	// Window is the time in which the provider admits Limit units, in whole microseconds and at
@@ -151,8 +152,8 @@ func (t Tier) Validate() error {
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	c := t.counter()
 
-	if t.Limit <= 0 || t.Limit > MaxLimit {
-		bad("Limit is %d: it must be from 1 to %d", t.Limit, int64(MaxLimit))
+	if most := t.mostLimit(); t.Limit <= 0 || t.Limit > most {
+		bad("Limit is %s: it must be from %s to %s", t.formatLimit(t.Limit), t.formatLimit(1), t.formatLimit(most))
 	}
 	if !t.Algorithm.isKnown() {
 		bad("Algorithm is %d: it must be one of %s", uint8(t.Algorithm), namesOf(func(counter) bool { return true }))

@@ -177,13 +177,13 @@ type patterns struct {
 // A wildcard is a pattern that several names may match, and the key of its limits.
 type wildcard struct{ pattern, of string }
 
-// patternsOf returns the patterns of limits, or an error that names a malformed one.
-func patternsOf(limits map[string][]throttle.Tier) (patterns, error) {
+// patternsOf returns the patterns of what has keys of them, or an error that names a malformed one.
+func patternsOf[V any](keyed map[string]V) (patterns, error) {
 	p, seen := patterns{exact: make(map[string]string)}, make(map[string]string)
-	for _, key := range slices.Sorted(maps.Keys(limits)) {
+	for _, key := range slices.Sorted(maps.Keys(keyed)) {
 		for one := range strings.SplitSeq(key, "|") {
-			switch _, err := path.Match(one, ""); {
-			case err != nil || one == "":
+			switch {
+			case !isPattern(one):
 				return p, fmt.Errorf("Models: %q is not a pattern of names: write it as for path.Match", key)
 			case seen[one] != "" && seen[one] != key:
 				return p, fmt.Errorf("Models: %q is in %q and in %q: remove it from one of them", one, seen[one], key)
@@ -197,6 +197,12 @@ func patternsOf(limits map[string][]throttle.Tier) (patterns, error) {
 	}
 	slices.SortStableFunc(p.wild, func(a, b wildcard) int { return cmp.Compare(literals(b.pattern), literals(a.pattern)) })
 	return p, nil
+}
+
+// isPattern reports whether path.Match understands a pattern of names.
+func isPattern(one string) bool {
+	_, err := path.Match(one, "")
+	return err == nil && one != ""
 }
 
 // noSlash replaces slashes, which path.Match sets apart and names of models don't.

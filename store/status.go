@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
 )
 
 // String returns one sentence for each tier, another one for a rate that is learned or followed, and one
@@ -36,13 +38,14 @@ func (s Status) String() string {
 // String returns how much of the tier is used, and either how many units it admits now or when it
 // admits one more.
 func (t TierStatus) String() string {
-	used := fmt.Sprintf("%v: %d of %d used", t.Tier, t.Used, t.Limit)
+	amount := t.Tier.FormatAmount
+	used := t.Tier.String() + ": " + algorithms.FormatUse(t.Used, t.Limit, t.Tier.Unit)
 	if t.InFlight > 0 {
-		used += fmt.Sprintf(", %d in flight", t.InFlight)
+		used += fmt.Sprintf(", %s in flight", amount(t.InFlight))
 	}
 	switch {
 	case !t.Limited:
-		return fmt.Sprintf("%s, room for %d", used, t.Remaining)
+		return fmt.Sprintf("%s, room for %s", used, amount(t.Remaining))
 	case t.RetryAfter == Forever:
 		return used + ", one more when something is released"
 	}

@@ -26,6 +26,11 @@ func TestStatusString(t *testing.T) {
 		t := algorithms.Tier{Limit: 5, Window: time.Second, Algorithm: algorithms.GCRA, Learn: algorithms.Learn{Most: 1000}}
 		return store.TierStatus{Tier: t, Limit: 5, Remaining: 5, Learned: &l}
 	}
+	spent := store.TierStatus{
+		Tier:  algorithms.Budget(500_000_000_000, algorithms.Nanodollars, algorithms.Month),
+		Limit: 500_000_000_000, Used: 12_340_000_000, InFlight: 120_000_000, Remaining: 487_660_000_000,
+	}
+	spent.Tier.Estimated = true
 	for _, tt := range []struct {
 		status store.Status
 		want   string
@@ -35,6 +40,7 @@ func TestStatusString(t *testing.T) {
 		{store.Status{Tiers: []store.TierStatus{{Tier: second.Tier, Limit: 5, Used: 3, InFlight: 2, Remaining: 2}}}, "5/s: 3 of 5 used, 2 in flight, room for 2."},
 		{store.Status{Tiers: []store.TierStatus{second, hour}, Waiting: 41},
 			"5/s: 3 of 5 used, room for 2. 100/h: 103 of 100 used, one more in 12m3.4s. 41 callers wait."},
+		{store.Status{Tiers: []store.TierStatus{spent}}, "$500/month: $12.34 of $500.00 used, $0.12 in flight, room for $487.66."},
 		{store.Status{Tiers: []store.TierStatus{open}, Waiting: 1},
 			"20;algo=concurrency: 20 of 20 used, one more when something is released. 1 caller waits."},
 		{store.Status{Tiers: []store.TierStatus{second}, Paused: 1500*time.Microsecond + 1},

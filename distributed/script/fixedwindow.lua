@@ -103,7 +103,7 @@ local function fixedWindow(unit, limit, window, phase, periodOf)
   function rule.crossed(now)
     turn(now)
     local before, used = reported, count + inFlight[unit] - (estimating[unit] and open[unit] or 0)
-    local percent = min(100, (divMod(used * 100, limit)))
+    local percent = min(100, (mulDiv(used, 100, limit)))
     if percent <= before then return 0, 0, 0, 0 end
     reported = percent
     return before, percent, used, index

@@ -197,7 +197,7 @@ end
 local function sparing(cost, headroom)
   local spare = {}
   for i = 1, plan.deciding do
-    spare[i] = headroom > 0 and min((divMod(capacity[i] * headroom, 100)), capacity[i] - cost[unitOf[i]]) or 0
+    spare[i] = headroom > 0 and min((mulDiv(capacity[i], headroom, 100)), capacity[i] - cost[unitOf[i]]) or 0
   end
   return spare
 end

@@ -1,0 +1,361 @@
+package providers
+
+import (
+	"bytes"
+	"cmp"
+	_ "embed" // of the listed prices
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/big"
+	"math/bits"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// A Price is what the requests of a model cost, as a page of its provider says. Prices are in
+// picodollars, of which a dollar has 10^12: $1.25 per million tokens are 1,250,000 a token.
+//
+// A Price is of text. It doesn't contain what some providers charge beside the tokens of a request or
+// in other ways: calls of hosted tools and searches, the hours that a cache is kept, images, audio and
+// video, surcharges of regions, faster or slower service tiers, taxes and discounts of an account.
+type Price struct {
+	// API is the Name of the Provider: "openai", "anthropic", "gemini", "azureopenai", "bedrock", or
+	// the host of [OpenAICompatible], such as "api.mistral.ai".
+	API string
+
+	// Model is a pattern of the names of models, as in [Models]: "gpt-4o|gpt-4o-2024-08-06".
+	Model string
+
+	// Input and Output are the prices of a token that a model reads and of one that it writes. The
+	// tokens that it thinks in are written.
+	Input, Output int64
+
+	// CachedInput is the price of a token of input that a cache had. If zero, Input. If it costs
+	// nothing, Free.
+	CachedInput int64
+
+	// CacheWrite is the price of a token of input that is also written to a cache. If zero, Input. If
+	// it costs nothing, Free.
+	CacheWrite int64
+
+	// HourCacheWrite is the price of a token that is written to a cache for an hour, where that costs
+	// more than CacheWrite. If zero, CacheWrite. If it costs nothing, Free.
+	HourCacheWrite int64
+
+	// Request is the price of a request, beside that of its tokens.
+	Request int64
+
+	// Batch is the percentage of these prices that a request of the provider's batch API costs. If
+	// zero, 100.
+	Batch int64
+
+	// Long are the prices of requests with long input. If zero, they cost the same.
+	Long LongPrice
+
+	// Page is the address of the provider's page, and Day the day on which it was read: "2026-11-29".
+	Page, Day string
+}
+
+// A LongPrice is what the tokens of a request cost instead, all of them, if its input is long. Its
+// prices are picodollars a token, and zero means the same as in a [Price].
+type LongPrice struct {
+	Over                                                   int64 // tokens of input, cached or not, that are not long yet; 0: no input is long
+	Input, CachedInput, CacheWrite, HourCacheWrite, Output int64
+}
+
+// Free is the CachedInput, CacheWrite or HourCacheWrite of tokens that cost nothing.
+const Free int64 = -1
+
+// A Usage is the numbers of tokens of one request that its response reports. No token is counted
+// twice: Input contains neither those of CachedInput nor those written to a cache. Take them off where
+// a response reports them as parts of the input, as those of OpenAI and Gemini do.
+type Usage struct {
+	Input       int64 // tokens that are read, and neither come from a cache nor go to one
+	CachedInput int64 // tokens that are read from a cache
+	CacheWrite  int64 // tokens that are read and written to a cache, but for those of HourCacheWrite
+	Output      int64 // tokens that are written, with those that the model thinks in
+
+	HourCacheWrite int64 // tokens that are read and written to a cache for an hour
+
+	Batch bool // whether the request is of the provider's batch API
+}
+
+// The largest numbers with which Nanodollars counts. Their products fit in 128 bits together.
+const (
+	maxPrice  = 1_000_000_000_000_000 // picodollars: $1,000 a token or a request
+	maxTokens = 1 << 40
+)
+
+// Nanodollars returns the cost of a request in billionths of a dollar. The sum is exact: only the whole
+// request, with the percentage of a batch, is rounded, up to the next nanodollar. So 1,001 tokens of
+// $0.075 per million cost 75,075 nanodollars, and one token of it costs 75.
+//
+// Negative numbers of tokens count as none, and more than 2^40 as 2^40. The result is never negative,
+// and at most math.MaxInt64.
+func (p Price) Nanodollars(u Usage) int64 {
+	rates := LongPrice{0, p.Input, p.CachedInput, p.CacheWrite, p.HourCacheWrite, p.Output}
+	if over := p.Long.Over; over > 0 && tokens(u.Input)+tokens(u.CachedInput)+tokens(u.CacheWrite)+tokens(u.HourCacheWrite) > over {
+		rates = p.Long
+	}
+	write := cmp.Or(rates.CacheWrite, rates.Input)
+	var sum picodollars
+	sum.add(1, p.Request)
+	sum.add(u.Input, rates.Input)
+	sum.add(u.CachedInput, cmp.Or(rates.CachedInput, rates.Input))
+	sum.add(u.CacheWrite, write)
+	sum.add(u.HourCacheWrite, cmp.Or(rates.HourCacheWrite, write))
+	sum.add(u.Output, rates.Output)
+	percent := int64(100)
+	if u.Batch && p.Batch > 0 {
+		percent = min(p.Batch, 100)
+	}
+	return sum.nanodollars(percent)
+}
+
+// tokens returns a number of tokens as it counts.
+func tokens(n int64) int64 { return max(0, min(n, maxTokens)) }
+
+// picodollars are a sum of 128 bits.
+type picodollars struct{ hi, lo uint64 }
+
+// add adds the cost of n tokens.
+func (s *picodollars) add(n, price int64) {
+	hi, lo := bits.Mul64(uint64(tokens(n)), uint64(max(0, min(price, maxPrice))))
+	var carry uint64
+	s.lo, carry = bits.Add64(s.lo, lo, 0)
+	s.hi += hi + carry
+}
+
+// nanodollars returns the nanodollars of a percentage of the sum, rounded up.
+func (s picodollars) nanodollars(percent int64) int64 {
+	const divisor = 100 * 1_000 // percents, and picodollars in a nanodollar
+	hi, lo := bits.Mul64(s.lo, uint64(percent))
+	hi += s.hi * uint64(percent)
+	lo, carry := bits.Add64(lo, divisor-1, 0)
+	hi += carry
+	if hi >= divisor {
+		return math.MaxInt64
+	}
+	n, _ := bits.Div64(hi, lo, divisor)
+	return int64(min(n, math.MaxInt64))
+}
+
+// A PriceList is the prices of models. It may contain several APIs.
+type PriceList []Price
+
+// Find returns the price of a model: of the prices of an API, the one whose pattern matches the name and
+// has the most other characters, as in [Models]. If two prices have the same pattern, the first one
+// holds, so that your own prices go in front of the listed ones:
+//
+//	prices := append(providers.PriceList{{API: "openai", Model: "gpt-4o", Input: 2_000_000, Output: 8_000_000}}, providers.Prices()...)
+//
+// A name that no pattern matches has no price, and nor has a name of an API with a malformed pattern.
+// ReadPrices reports those.
+func (l PriceList) Find(api, model string) (Price, bool) {
+	own := make(map[string]Price) // by each of its patterns
+	for _, p := range slices.Backward(l) {
+		if p.API == api {
+			for one := range strings.SplitSeq(p.Model, "|") {
+				own[one] = p
+			}
+		}
+	}
+	found, err := patternsOf(own)
+	if err != nil {
+		return Price{}, false
+	}
+	p, ok := own[found.match(model)]
+	return p, ok
+}
+
+//go:embed prices.json
+var listedPrices []byte
+
+var readListed = sync.OnceValues(func() (PriceList, error) { return ReadPrices(bytes.NewReader(listedPrices)) })
+
+// Prices returns the listed prices of well-known models, each with the page of its provider and the day
+// on which the page was read.
+//
+// Providers change prices, some within days, and a new model has none here: look at the Day, and
+// compare the Page. For prices of your own, keep a file in the format of [ReadPrices], or change the
+// list that Prices returns, which is a copy.
+func Prices() PriceList {
+	l, err := readListed()
+	if err != nil {
+		panic(err) // the file is part of the program, and a test reads it
+	}
+	return slices.Clone(l)
+}
+
+// A priceEntry is a Price in a file.
+type priceEntry struct {
+	API   string `json:"api"`
+	Model string `json:"model"`
+	rateEntry
+	Request *string    `json:"request"`
+	Batch   *int64     `json:"batch"`
+	Long    *longEntry `json:"long"`
+	Page    string     `json:"page"`
+	Day     string     `json:"day"`
+}
+
+// A longEntry is a LongPrice in a file.
+type longEntry struct {
+	Over int64 `json:"over"`
+	rateEntry
+}
+
+// A rateEntry is the prices of tokens in a file.
+type rateEntry struct {
+	Input          *string `json:"input"`
+	CachedInput    *string `json:"cached_input"`
+	CacheWrite     *string `json:"cache_write"`
+	HourCacheWrite *string `json:"hour_cache_write"`
+	Output         *string `json:"output"`
+}
+
+// ReadPrices reads prices from JSON, in the format of the listed ones:
+//
+//	[{
+//		"api": "openai", "model": "gpt-4o|gpt-4o-2024-08-06",
+//		"input": "2.50", "cached_input": "1.25", "output": "10.00", "batch": 50,
+//		"page": "https://developers.openai.com/api/docs/pricing", "day": "2026-11-29"
+//	}]
+//
+// Prices are texts with the decimal number of dollars: "request" for a request, and "input", "output",
+// "cached_input", "cache_write" and "hour_cache_write" for a million tokens. They are read exactly. An
+// entry has at least "api", "model", and either both "input" and "output" or a "request". Where the
+// cached prices are absent, such tokens cost as much as Input; where they are "0", nothing. "batch" is a
+// percentage. "long" contains the prices of requests with more than "over" tokens of input:
+//
+//	"long": {"over": 200000, "input": "2.50", "cached_input": "0.25", "output": "15.00"}
+//
+// The error names each field that is not valid, with its entry, and no prices are returned then.
+func ReadPrices(r io.Reader) (PriceList, error) {
+	var entries []priceEntry
+	d := json.NewDecoder(r)
+	d.DisallowUnknownFields()
+	if err := d.Decode(&entries); err != nil {
+		return nil, fmt.Errorf("providers: prices: %w", err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return nil, errors.New("providers: prices: there is more after the list: write one list")
+	}
+	var errs []error
+	var l PriceList
+	taken := make(map[[2]string]int) // the entry by the API and a pattern
+	for i, e := range entries {
+		p, problems := e.price()
+		for one := range strings.SplitSeq(e.Model, "|") {
+			first, twice := taken[[2]string{e.API, one}]
+			if twice {
+				problems = append(problems, fmt.Errorf("model %q is also in entry %d: remove it from one of them", one, first))
+			}
+			taken[[2]string{e.API, one}] = i + 1
+		}
+		for _, err := range problems {
+			errs = append(errs, fmt.Errorf("providers: prices: entry %d (%s %q): %w", i+1, e.API, e.Model, err))
+		}
+		l = append(l, p)
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return l, nil
+}
+
+// price returns the Price of an entry and what is not valid.
+func (e priceEntry) price() (p Price, errs []error) {
+	p = Price{API: e.API, Model: e.Model, Page: e.Page, Day: e.Day}
+	if e.API == "" {
+		errs = append(errs, errors.New(`api is missing: write the name of the provider, such as "openai"`))
+	}
+	for one := range strings.SplitSeq(e.Model, "|") {
+		if !isPattern(one) {
+			errs = append(errs, fmt.Errorf("model %q is not a pattern of names: write it as for path.Match", one))
+		}
+	}
+	dollars := reader{errs: &errs}
+	p.Request = dollars.read("request", e.Request, 1)
+	rates := e.rateEntry.rates("", dollars, e.Request == nil)
+	p.Input, p.CachedInput, p.CacheWrite, p.HourCacheWrite, p.Output = rates.Input, rates.CachedInput, rates.CacheWrite, rates.HourCacheWrite, rates.Output
+	if e.Batch != nil {
+		p.Batch = *e.Batch
+		if p.Batch < 1 || p.Batch > 100 {
+			errs = append(errs, fmt.Errorf("batch %d is not a percentage: write 1 to 100", p.Batch))
+		}
+	}
+	if e.Long != nil {
+		p.Long = e.Long.rates("long.", dollars, true)
+		p.Long.Over = e.Long.Over
+		if p.Long.Over < 1 {
+			errs = append(errs, fmt.Errorf("long.over %d is not a number of tokens: write 1 or more", p.Long.Over))
+		}
+	}
+	if _, err := time.Parse(time.DateOnly, e.Day); err != nil && e.Day != "" {
+		errs = append(errs, fmt.Errorf(`day %q is not a date: write it as "2026-11-29"`, e.Day))
+	}
+	return p, errs
+}
+
+// rates returns the prices of an entry.
+func (e rateEntry) rates(of string, dollars reader, required bool) (p LongPrice) {
+	const million = 1_000_000
+	if required && e.Input == nil {
+		dollars.fail(`%sinput is missing: write the dollars per million tokens, such as "2.50"`, of)
+	}
+	if required && e.Output == nil {
+		dollars.fail(`%soutput is missing: write the dollars per million tokens, or "0" if there is no output`, of)
+	}
+	p.Input = dollars.read(of+"input", e.Input, million)
+	p.Output = dollars.read(of+"output", e.Output, million)
+	cached := func(name string, s *string) int64 {
+		n := dollars.read(of+name, s, million)
+		if s != nil && n == 0 {
+			return Free
+		}
+		return n
+	}
+	p.CachedInput = cached("cached_input", e.CachedInput)
+	p.CacheWrite = cached("cache_write", e.CacheWrite)
+	p.HourCacheWrite = cached("hour_cache_write", e.HourCacheWrite)
+	return p
+}
+
+// A reader reads dollars, and keeps what is not valid.
+type reader struct{ errs *[]error }
+
+func (r reader) fail(format string, args ...any) {
+	*r.errs = append(*r.errs, fmt.Errorf(format, args...))
+}
+
+// read returns the picodollars of one of so many, or 0 if the text is absent or not valid.
+func (r reader) read(name string, s *string, many int64) int64 {
+	if s == nil {
+		return 0
+	}
+	if len(*s) > 40 || strings.Trim(*s, "0123456789.") != "" {
+		r.fail(`%s %.40q is not a number of dollars: write it as "2.50"`, name, *s)
+		return 0
+	}
+	dollars, ok := new(big.Rat).SetString(*s)
+	if !ok {
+		r.fail(`%s %q is not a number of dollars: write it as "2.50"`, name, *s)
+		return 0
+	}
+	each := dollars.Mul(dollars, big.NewRat(1_000_000_000_000, many))
+	switch {
+	case !each.IsInt():
+		r.fail("%s %q has a part of a picodollar: write at most %d decimals", name, *s, len(fmt.Sprint(1_000_000_000_000/many))-1)
+	case each.Cmp(big.NewRat(maxPrice, 1)) > 0:
+		r.fail("%s %q is more than $1,000 for one: write dollars, for a million tokens or a request", name, *s)
+	default:
+		return each.Num().Int64()
+	}
+	return 0
+}
