@@ -25,6 +25,8 @@ const Kept = 31*24 + 7*24
 type Hours struct {
 	first int64   // the number of the oldest hour
 	sums  []int64 // unknown for an hour in which nothing was seen
+
+	fitted *model // to the hours before its own; nil if these have changed
 }
 
 const unknown = -1
@@ -41,6 +43,7 @@ func (h *Hours) Add(hour, used int64) {
 	if hour < h.first {
 		return
 	}
+	h.changed(hour)
 	if skip := hour - h.first - Kept + 1; skip > 0 {
 		h.sums = slices.Delete(h.sums, 0, int(min(skip, int64(len(h.sums)))))
 		h.first += skip
@@ -55,6 +58,31 @@ func (h *Hours) Add(hour, used int64) {
 // Forget makes an hour unknown, because only a part of it was seen.
 func (h *Hours) Forget(hour int64) {
 	if i := hour - h.first; i >= 0 && i < int64(len(h.sums)) {
+		h.changed(hour)
 		h.sums[i] = unknown
 	}
+}
+
+// Of returns what was used in an hour, and zero if that is not known.
+func (h *Hours) Of(hour int64) int64 {
+	if i := hour - h.first; i >= 0 && i < int64(len(h.sums)) {
+		return max(0, h.sums[i])
+	}
+	return 0
+}
+
+// changed forgets the model of an hour that it has explained.
+func (h *Hours) changed(hour int64) {
+	if h.fitted != nil && hour < h.fitted.now {
+		h.fitted = nil
+	}
+}
+
+// model returns the model of the hours that have passed.
+func (h *Hours) model(now time.Time, zone *time.Location) *model {
+	if h.fitted == nil || h.fitted.now != HourOf(now) || h.fitted.zone != zone {
+		h.fitted = newModel(h, now, zone)
+		h.fitted.fit()
+	}
+	return h.fitted
 }

@@ -37,17 +37,13 @@ const (
 // Estimate estimates what will have been used at the end of a period in which used is used until now. It
 // returns false if less than an hour is known.
 func (h *Hours) Estimate(now time.Time, p Period, used int64) (Estimate, bool) {
-	m := newModel(h, now, p.Zone)
-	m.fit()
-	level, known := m.level(now, p, used)
-	if !known {
+	m := h.model(now, p.Zone)
+	level, ok := m.level(now, p, used)
+	if !ok {
 		return Estimate{}, false
 	}
-	rest := level * m.weigh(now, p.End, p.Zone)
-	total := float64(used) + rest
-	if total >= math.MaxInt64/2 {
-		total = math.MaxInt64 / 2
-	}
+	rest := level * m.weigh(now, p.End)
+	total := min(float64(used)+rest, math.MaxInt64/2)
 	return Estimate{Total: int64(math.Round(total)), Rough: len(m.hours) < daysOfWeek*hoursOfDay}, true
 }
 
@@ -61,7 +57,8 @@ type known struct {
 // A model explains known hours by levels and factors. The mean of the factors of all days, and of all
 // hours of a day, is 1.
 type model struct {
-	now     int64
+	now     int64 // its hour
+	zone    *time.Location
 	hours   []known
 	changes []int64 // hours in which another level begins
 	levels  []float64
@@ -71,7 +68,7 @@ type model struct {
 
 // newModel returns a model of the hours that have passed.
 func newModel(h *Hours, now time.Time, zone *time.Location) *model {
-	m := &model{now: HourOf(now)}
+	m := &model{now: HourOf(now), zone: zone}
 	for i, sum := range h.sums {
 		if hour := h.first + int64(i); sum != unknown && hour < m.now {
 			day, oClock := place(hour, zone)
@@ -312,7 +309,7 @@ func (m *model) level(now time.Time, p Period, used int64) (float64, bool) {
 			seen++
 		}
 	}
-	rest := m.weigh(p.Start, now, p.Zone) - knownHours
+	rest := m.weigh(p.Start, now) - knownHours
 	if prior := sumWeight * (1 - seen/sumFades); prior > 0 && rest >= 1 && len(m.changes) == 0 {
 		sum += prior * max(0, float64(used)-inPeriod) / rest
 		hours += prior
@@ -321,10 +318,10 @@ func (m *model) level(now time.Time, p Period, used int64) (float64, bool) {
 }
 
 // weigh returns the sum of the factors of the hours from a time to another.
-func (m *model) weigh(from, to time.Time, zone *time.Location) (sum float64) {
+func (m *model) weigh(from, to time.Time) (sum float64) {
 	for hour := HourOf(from); hour*3600 < to.Unix(); hour++ {
 		begin, end := max(hour*3600, from.Unix()), min((hour+1)*3600, to.Unix())
-		day, oClock := place(hour, zone)
+		day, oClock := place(hour, m.zone)
 		sum += float64(end-begin) / 3600 * m.days[day] * m.clock[oClock]
 	}
 	return sum
