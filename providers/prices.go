@@ -12,6 +12,7 @@ import (
 	"math/big"
 	"math/bits"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -54,6 +55,10 @@ type Price struct {
 	// zero, 100.
 	Batch int64
 
+	// BatchCachedInput is the price of a token that a cache had in a request of the batch API, if that
+	// isn't the percentage of CachedInput. If zero, it is.
+	BatchCachedInput int64
+
 	// Long are the prices of requests with long input. If zero, they cost the same.
 	Long LongPrice
 
@@ -64,16 +69,26 @@ type Price struct {
 // A LongPrice is what the tokens of a request cost instead, all of them, if its input is long. Its
 // prices are picodollars a token, and zero means the same as in a [Price].
 type LongPrice struct {
-	Over                                                   int64 // tokens of input, cached or not, that are not long yet; 0: no input is long
-	Input, CachedInput, CacheWrite, HourCacheWrite, Output int64
+	// Over is how many tokens of input, cached or not, are not long yet. If zero, no input is long.
+	Over int64
+
+	Input, CachedInput, BatchCachedInput, CacheWrite, HourCacheWrite, Output int64
 }
 
-// Free is the CachedInput, CacheWrite or HourCacheWrite of tokens that cost nothing.
+// Free is the CachedInput, BatchCachedInput, CacheWrite or HourCacheWrite of tokens that cost nothing.
 const Free int64 = -1
 
-// A Usage is the numbers of tokens of one request that its response reports. No token is counted
-// twice: Input contains neither those of CachedInput nor those written to a cache. Take them off where
-// a response reports them as parts of the input, as those of OpenAI and Gemini do.
+// A Usage is the numbers of tokens of one request that its response reports. No token is in two of
+// them. Some APIs report parts of a number, which have to be taken off it:
+//
+//	OpenAI     Input is input_tokens or prompt_tokens without the cached_tokens and cache_write_tokens
+//	           of its details, and these are CachedInput and CacheWrite.
+//	Anthropic  Input is input_tokens as it is, CachedInput cache_read_input_tokens, and of
+//	           cache_creation CacheWrite is ephemeral_5m_input_tokens and HourCacheWrite
+//	           ephemeral_1h_input_tokens.
+//	Gemini     Input is promptTokenCount without cachedContentTokenCount, which is CachedInput. Output
+//	           is candidatesTokenCount and thoughtsTokenCount together.
+//	DeepSeek   Input is prompt_cache_miss_tokens, and CachedInput prompt_cache_hit_tokens.
 type Usage struct {
 	Input       int64 // tokens that are read, and neither come from a cache nor go to one
 	CachedInput int64 // tokens that are read from a cache
@@ -85,63 +100,74 @@ type Usage struct {
 	Batch bool // whether the request is of the provider's batch API
 }
 
-// The largest numbers with which Nanodollars counts. Their products fit in 128 bits together.
+// The largest numbers with which Nanodollars counts. The products of a request fit in 128 bits together.
 const (
 	maxPrice  = 1_000_000_000_000_000 // picodollars: $1,000 a token or a request
 	maxTokens = 1 << 40
 )
 
-// Nanodollars returns the cost of a request in billionths of a dollar. The sum is exact: only the whole
-// request, with the percentage of a batch, is rounded, up to the next nanodollar. So 1,001 tokens of
-// $0.075 per million cost 75,075 nanodollars, and one token of it costs 75.
+// Nanodollars returns the cost of a request in billionths of a dollar. The sum is exact: only that of the
+// whole request, after the percentage of a batch, is rounded, up to the next nanodollar. So 1,001 tokens
+// of $0.0375 per million, which are 37,537.5 nanodollars, cost 37,538.
 //
-// Negative numbers of tokens count as none, and more than 2^40 as 2^40. The result is never negative,
-// and at most math.MaxInt64.
+// Negative numbers of tokens count as none, and more than 2^40 as 2^40. The result is never negative.
+// It is at most math.MaxInt64.
 func (p Price) Nanodollars(u Usage) int64 {
-	rates := LongPrice{0, p.Input, p.CachedInput, p.CacheWrite, p.HourCacheWrite, p.Output}
-	if over := p.Long.Over; over > 0 && tokens(u.Input)+tokens(u.CachedInput)+tokens(u.CacheWrite)+tokens(u.HourCacheWrite) > over {
-		rates = p.Long
-	}
-	write := cmp.Or(rates.CacheWrite, rates.Input)
-	var sum picodollars
-	sum.add(1, p.Request)
-	sum.add(u.Input, rates.Input)
-	sum.add(u.CachedInput, cmp.Or(rates.CachedInput, rates.Input))
-	sum.add(u.CacheWrite, write)
-	sum.add(u.HourCacheWrite, cmp.Or(rates.HourCacheWrite, write))
-	sum.add(u.Output, rates.Output)
-	percent := int64(100)
+	rates, percent := p.rates(u), int64(100)
+	cached, cachedPercent := cmp.Or(rates.CachedInput, rates.Input), int64(100)
 	if u.Batch && p.Batch > 0 {
 		percent = min(p.Batch, 100)
+		cachedPercent = percent
 	}
-	return sum.nanodollars(percent)
+	if u.Batch && rates.BatchCachedInput != 0 {
+		cached, cachedPercent = rates.BatchCachedInput, 100
+	}
+	write := cmp.Or(rates.CacheWrite, rates.Input)
+	var sum centiPicodollars
+	sum.add(1, p.Request, percent)
+	sum.add(u.Input, rates.Input, percent)
+	sum.add(u.CachedInput, cached, cachedPercent)
+	sum.add(u.CacheWrite, write, percent)
+	sum.add(u.HourCacheWrite, cmp.Or(rates.HourCacheWrite, write), percent)
+	sum.add(u.Output, rates.Output, percent)
+	return sum.nanodollars()
 }
 
-// tokens returns a number of tokens as it counts.
-func tokens(n int64) int64 { return max(0, min(n, maxTokens)) }
+// rates returns the prices of the tokens of a request.
+func (p Price) rates(u Usage) LongPrice {
+	input := counted(u.Input) + counted(u.CachedInput) + counted(u.CacheWrite) + counted(u.HourCacheWrite)
+	if p.Long.Over > 0 && input > p.Long.Over {
+		return p.Long
+	}
+	return LongPrice{
+		Input: p.Input, CachedInput: p.CachedInput, BatchCachedInput: p.BatchCachedInput,
+		CacheWrite: p.CacheWrite, HourCacheWrite: p.HourCacheWrite, Output: p.Output,
+	}
+}
 
-// picodollars are a sum of 128 bits.
-type picodollars struct{ hi, lo uint64 }
+// counted returns a number of tokens as Nanodollars counts it.
+func counted(tokens int64) int64 { return max(0, min(tokens, maxTokens)) }
 
-// add adds the cost of n tokens.
-func (s *picodollars) add(n, price int64) {
-	hi, lo := bits.Mul64(uint64(tokens(n)), uint64(max(0, min(price, maxPrice))))
+// centiPicodollars are a sum of hundredths of a picodollar, in 128 bits.
+type centiPicodollars struct{ hi, lo uint64 }
+
+// add adds a percentage of the price of tokens.
+func (s *centiPicodollars) add(tokens, price, percent int64) {
+	hi, lo := bits.Mul64(uint64(counted(tokens)), uint64(max(0, min(price, maxPrice))*percent))
 	var carry uint64
 	s.lo, carry = bits.Add64(s.lo, lo, 0)
 	s.hi += hi + carry
 }
 
-// nanodollars returns the nanodollars of a percentage of the sum, rounded up.
-func (s picodollars) nanodollars(percent int64) int64 {
-	const divisor = 100 * 1_000 // percents, and picodollars in a nanodollar
-	hi, lo := bits.Mul64(s.lo, uint64(percent))
-	hi += s.hi * uint64(percent)
-	lo, carry := bits.Add64(lo, divisor-1, 0)
-	hi += carry
-	if hi >= divisor {
+// nanodollars returns the sum, rounded up.
+func (s centiPicodollars) nanodollars() int64 {
+	const each = 100 * 1_000
+	lo, carry := bits.Add64(s.lo, each-1, 0)
+	hi := s.hi + carry
+	if hi >= each {
 		return math.MaxInt64
 	}
-	n, _ := bits.Div64(hi, lo, divisor)
+	n, _ := bits.Div64(hi, lo, each)
 	return int64(min(n, math.MaxInt64))
 }
 
@@ -212,11 +238,12 @@ type longEntry struct {
 
 // A rateEntry is the prices of tokens in a file.
 type rateEntry struct {
-	Input          *string `json:"input"`
-	CachedInput    *string `json:"cached_input"`
-	CacheWrite     *string `json:"cache_write"`
-	HourCacheWrite *string `json:"hour_cache_write"`
-	Output         *string `json:"output"`
+	Input            *string `json:"input"`
+	CachedInput      *string `json:"cached_input"`
+	BatchCachedInput *string `json:"batch_cached_input"`
+	CacheWrite       *string `json:"cache_write"`
+	HourCacheWrite   *string `json:"hour_cache_write"`
+	Output           *string `json:"output"`
 }
 
 // ReadPrices reads prices from JSON, in the format of the listed ones:
@@ -227,11 +254,12 @@ type rateEntry struct {
 //		"page": "https://developers.openai.com/api/docs/pricing", "day": "2026-11-29"
 //	}]
 //
-// Prices are texts with the decimal number of dollars: "request" for a request, and "input", "output",
-// "cached_input", "cache_write" and "hour_cache_write" for a million tokens. They are read exactly. An
-// entry has at least "api", "model", and either both "input" and "output" or a "request". Where the
-// cached prices are absent, such tokens cost as much as Input; where they are "0", nothing. "batch" is a
-// percentage. "long" contains the prices of requests with more than "over" tokens of input:
+// Prices are texts with a decimal number of dollars, which is read exactly: "request" for a request, and
+// all others for a million tokens. An entry has at least "api", "model", and either both "input" and
+// "output" or a "request". "batch" is a percentage. "cached_input", "cache_write", "hour_cache_write" and
+// "batch_cached_input" may be absent, and what then holds is said at the fields of [Price]. If one of them
+// is "0", such tokens cost nothing. "long" contains the prices of requests with more than "over" tokens of
+// input:
 //
 //	"long": {"over": 200000, "input": "2.50", "cached_input": "0.25", "output": "15.00"}
 //
@@ -270,90 +298,93 @@ func ReadPrices(r io.Reader) (PriceList, error) {
 }
 
 // price returns the Price of an entry and what is not valid.
-func (e priceEntry) price() (p Price, errs []error) {
-	p = Price{API: e.API, Model: e.Model, Page: e.Page, Day: e.Day}
+func (e priceEntry) price() (Price, []error) {
+	r := &dollarReader{}
 	if e.API == "" {
-		errs = append(errs, errors.New(`api is missing: write the name of the provider, such as "openai"`))
+		r.fail(`api is missing: write the Name of the provider, such as "openai"`)
 	}
 	for one := range strings.SplitSeq(e.Model, "|") {
 		if !isPattern(one) {
-			errs = append(errs, fmt.Errorf("model %q is not a pattern of names: write it as for path.Match", one))
+			r.fail("model %q is not a pattern of names: write it as for path.Match", one)
 		}
 	}
-	dollars := reader{errs: &errs}
-	p.Request = dollars.read("request", e.Request, 1)
-	rates := e.rateEntry.rates("", dollars, e.Request == nil)
-	p.Input, p.CachedInput, p.CacheWrite, p.HourCacheWrite, p.Output = rates.Input, rates.CachedInput, rates.CacheWrite, rates.HourCacheWrite, rates.Output
+	rates := e.rates(r, "", e.Request == nil)
+	p := Price{
+		API: e.API, Model: e.Model, Page: e.Page, Day: e.Day,
+		Input: rates.Input, CachedInput: rates.CachedInput, BatchCachedInput: rates.BatchCachedInput,
+		CacheWrite: rates.CacheWrite, HourCacheWrite: rates.HourCacheWrite, Output: rates.Output,
+		Request: r.picodollars("request", e.Request, 1),
+	}
 	if e.Batch != nil {
 		p.Batch = *e.Batch
 		if p.Batch < 1 || p.Batch > 100 {
-			errs = append(errs, fmt.Errorf("batch %d is not a percentage: write 1 to 100", p.Batch))
+			r.fail("batch %d is not a percentage: write 1 to 100", p.Batch)
 		}
 	}
 	if e.Long != nil {
-		p.Long = e.Long.rates("long.", dollars, true)
+		p.Long = e.Long.rates(r, "long.", true)
 		p.Long.Over = e.Long.Over
 		if p.Long.Over < 1 {
-			errs = append(errs, fmt.Errorf("long.over %d is not a number of tokens: write 1 or more", p.Long.Over))
+			r.fail("long.over %d is not a number of tokens: write 1 or more", p.Long.Over)
 		}
 	}
 	if _, err := time.Parse(time.DateOnly, e.Day); err != nil && e.Day != "" {
-		errs = append(errs, fmt.Errorf(`day %q is not a date: write it as "2026-11-29"`, e.Day))
+		r.fail(`day %q is not a date: write it as "2026-11-29"`, e.Day)
 	}
-	return p, errs
+	return p, r.errs
 }
 
-// rates returns the prices of an entry.
-func (e rateEntry) rates(of string, dollars reader, required bool) (p LongPrice) {
-	const million = 1_000_000
+// rates returns the prices of tokens. Their names in errors begin with those of what has them.
+func (e rateEntry) rates(r *dollarReader, of string, required bool) LongPrice {
 	if required && e.Input == nil {
-		dollars.fail(`%sinput is missing: write the dollars per million tokens, such as "2.50"`, of)
+		r.fail(`%sinput is missing: write the dollars per million tokens, such as "2.50"`, of)
 	}
 	if required && e.Output == nil {
-		dollars.fail(`%soutput is missing: write the dollars per million tokens, or "0" if there is no output`, of)
+		r.fail(`%soutput is missing: write the dollars per million tokens, or "0" if there is no output`, of)
 	}
-	p.Input = dollars.read(of+"input", e.Input, million)
-	p.Output = dollars.read(of+"output", e.Output, million)
-	cached := func(name string, s *string) int64 {
-		n := dollars.read(of+name, s, million)
-		if s != nil && n == 0 {
+	const million = 1_000_000
+	cached := func(name string, text *string) int64 {
+		n := r.picodollars(of+name, text, million)
+		if text != nil && n == 0 {
 			return Free
 		}
 		return n
 	}
-	p.CachedInput = cached("cached_input", e.CachedInput)
-	p.CacheWrite = cached("cache_write", e.CacheWrite)
-	p.HourCacheWrite = cached("hour_cache_write", e.HourCacheWrite)
-	return p
+	return LongPrice{
+		Input:            r.picodollars(of+"input", e.Input, million),
+		CachedInput:      cached("cached_input", e.CachedInput),
+		BatchCachedInput: cached("batch_cached_input", e.BatchCachedInput),
+		CacheWrite:       cached("cache_write", e.CacheWrite),
+		HourCacheWrite:   cached("hour_cache_write", e.HourCacheWrite),
+		Output:           r.picodollars(of+"output", e.Output, million),
+	}
 }
 
-// A reader reads dollars, and keeps what is not valid.
-type reader struct{ errs *[]error }
+// A dollarReader reads dollars and collects what is not valid.
+type dollarReader struct{ errs []error }
 
-func (r reader) fail(format string, args ...any) {
-	*r.errs = append(*r.errs, fmt.Errorf(format, args...))
+func (r *dollarReader) fail(format string, args ...any) {
+	r.errs = append(r.errs, fmt.Errorf(format, args...))
 }
 
-// read returns the picodollars of one of so many, or 0 if the text is absent or not valid.
-func (r reader) read(name string, s *string, many int64) int64 {
-	if s == nil {
+// picodollars returns the price of one of so many, or 0 if the text is absent or not valid.
+func (r *dollarReader) picodollars(name string, text *string, many int64) int64 {
+	if text == nil {
 		return 0
 	}
-	if len(*s) > 40 || strings.Trim(*s, "0123456789.") != "" {
-		r.fail(`%s %.40q is not a number of dollars: write it as "2.50"`, name, *s)
-		return 0
-	}
-	dollars, ok := new(big.Rat).SetString(*s)
-	if !ok {
-		r.fail(`%s %q is not a number of dollars: write it as "2.50"`, name, *s)
-		return 0
+	s := *text
+	dollars, ok := new(big.Rat), len(s) <= 40 && strings.Trim(s, "0123456789.") == ""
+	if ok {
+		_, ok = dollars.SetString(s)
 	}
 	each := dollars.Mul(dollars, big.NewRat(1_000_000_000_000, many))
 	switch {
+	case !ok:
+		r.fail(`%s %.40q is not a number of dollars: write it as "2.50"`, name, s)
 	case !each.IsInt():
-		r.fail("%s %q has a part of a picodollar: write at most %d decimals", name, *s, len(fmt.Sprint(1_000_000_000_000/many))-1)
+		r.fail("%s %q has a part of a picodollar: write at most %d decimals", name, s, len(strconv.FormatInt(1_000_000_000_000/many, 10))-1)
 	case each.Cmp(big.NewRat(maxPrice, 1)) > 0:
-		r.fail("%s %q is more than $1,000 for one: write dollars, for a million tokens or a request", name, *s)
+		r.fail("%s %q is more than $1,000 for one: write the dollars for %d", name, s, many)
 	default:
 		return each.Num().Int64()
 	}
