@@ -77,12 +77,6 @@ func (m *Meters) Read(owner string, place int, t store.TierStatus, now time.Time
 	return newForecast(&one.hours, t, now, one.period)
 }
 
-// FirstForecast returns the forecast of a tier of which nothing is known but its Status: the mean of the period so
-// far goes on. It returns false as Meters.Read does.
-func FirstForecast(t store.TierStatus, now time.Time) (Forecast, bool) {
-	return new(Meters).Read("", 0, t, now, nil)
-}
-
 func newForecast(h *Hours, t store.TierStatus, now time.Time, p Period) (Forecast, bool) {
 	e, ok := h.Estimate(now, p, t.Used)
 	if !ok {
