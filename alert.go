@@ -92,11 +92,7 @@ func parseAlertAt(list string) (at []int, err error) {
 }
 
 func formatAlertAt(at []int) string {
-	words := make([]string, len(at))
-	for i, n := range at {
-		words[i] = strconv.Itoa(n)
-	}
-	return strings.Join(words, ",")
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(at), " ", ","), "[]")
 }
 
 // Crossed calls Policy.Alert for each percentage of AlertAt that was crossed.

@@ -265,12 +265,12 @@ func TestTransportSettleUnread(t *testing.T) {
 					resp.Body.Close()
 				}
 			}()
-			if len(reported) != 1 || reported[0] == nil || len(reported[0]) > 0 {
-				t.Errorf("received %v, want an empty cost once", reported)
-			}
-			want := int64(500)
+			want, receives := int64(500), throttle.Cost{}
 			if name == "unsent" {
-				want = 0
+				want, receives = 0, throttle.Cost{"tokens": 0}
+			}
+			if len(reported) != 1 || reported[0] == nil || !maps.Equal(reported[0], receives) {
+				t.Errorf("received %v, want %v once", reported, receives)
 			}
 			if got := used(t, lim)[0]; got != want {
 				t.Errorf("%d tokens are used, want %d", got, want)

@@ -45,6 +45,9 @@ const (
 // are rolling until the Transport's Profile reads from a response when a window ends.
 const UnknownPhase = algorithms.UnknownPhase
 
+// Nanodollars is the Unit of tiers of money. ParsePolicy reads them in dollars.
+const Nanodollars = algorithms.Nanodollars
+
 // PerSecond is a Tier of n requests in any second.
 func PerSecond(n int64) Tier { return algorithms.PerSecond(n) }
 

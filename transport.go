@@ -92,8 +92,8 @@ type Transport struct {
 
 	// Settle returns a function that is called once with the cost that the response reports, in
 	// Estimated units and in any others that the Profile names, and returns the actual cost. Without a
-	// response, or a Meter to read it, the function receives an empty Cost, and its result has no
-	// effect. Settle is called when the request is admitted. If it is set, Cost is called again while a
+	// response, or a Meter to read it, the function receives an empty Cost, or zeros if the request was
+	// not sent, and its result has no effect. Settle is called when the request is admitted. If it is set, Cost is called again while a
 	// request waits, unless the quota is nested or on a shared store. If the request's context ends
 	// before the body does, the function is called in a goroutine of its own. The section "Estimates
 	// that learn" of docs/costs.md has an example. If Settle or the function is nil, the reported cost
@@ -374,21 +374,22 @@ func (a *attempt) endUnanswered(ctx context.Context, unsent bool) {
 	if a.cancel != nil {
 		defer a.cancel()
 	}
+	nothing := Cost{}
 	if unsent {
+		nothing = a.ZeroEstimate()
 		a.Refund()
 	} else {
 		a.Unanswered()
 		a.Release()
 	}
 	defer a.answered(ctx, AnsweredInfo{Unsent: unsent, Lost: !unsent})
-	a.settleNothing()
+	a.settleNothing(nothing)
 }
 
-// settleNothing ends the use of the function that Transport.Settle returned, if no response reports
-// a cost to it.
-func (a *attempt) settleNothing() {
+// settleNothing ends the use of the function of Transport.Settle if no response reports a cost to it.
+func (a *attempt) settleNothing(nothing Cost) {
 	if a.settler != nil {
-		a.settler(Cost{})
+		a.settler(nothing)
 	}
 }
 
@@ -412,7 +413,7 @@ func (a *attempt) finish(m Meter) {
 	if m != nil {
 		actual = m.Cost()
 	} else {
-		a.settleNothing()
+		a.settleNothing(Cost{})
 	}
 }
 

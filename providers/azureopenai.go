@@ -50,7 +50,7 @@ func AzureOpenAI(requests, tokens int64) Provider {
 	bodies := &prompt.Reader{Image: openAIImage, Unknown: prompt.Cl100k}
 	return Provider{
 		Name: "azureopenai",
-		Scopes: []Scope{some("deployment", page, func(req *http.Request) (string, bool) { return azureDeployment(req, bodies) },
+		Scopes: []Scope{some("deployment", page, func(req *http.Request) (string, bool) { return azureDeployment(req, bodies.Read) },
 			paced(requests), throttle.Tier{Limit: max(1, requests/6), Window: 10 * time.Second}, tenfold(0, minute(tokens, "tokens")))},
 		Cost: func(req *http.Request) throttle.Cost {
 			p := bodies.Take(req)
@@ -76,7 +76,7 @@ func AzureOpenAI(requests, tokens int64) Provider {
 }
 
 // azureDeployment returns the resource and the deployment of a request. A resource has several hosts.
-func azureDeployment(req *http.Request, bodies *prompt.Reader) (deployment string, counts bool) {
+func azureDeployment(req *http.Request, read func(*http.Request) prompt.Prompt) (deployment string, counts bool) {
 	resource, _, _ := strings.Cut(hostOf(req), ".")
 	parts := strings.Split(strings.TrimPrefix(req.URL.Path, "/"), "/")
 	// The endpoint of a project in the resource. See
@@ -91,7 +91,7 @@ func azureDeployment(req *http.Request, bodies *prompt.Reader) (deployment strin
 	case len(parts) > 3 && parts[0] == "openai" && parts[1] == "deployments":
 		deployment = parts[2]
 	case parts[0] == "openai" || parts[0] == "models" || parts[0] == "anthropic":
-		body := bodies.Read(req)
+		body := read(req)
 		if !readsPrompt(req, body) {
 			return "", false
 		}

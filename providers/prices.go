@@ -183,6 +183,15 @@ type PriceList []Price
 // A name that no pattern matches has no price, and nor has a name of an API with a malformed pattern.
 // ReadPrices reports those.
 func (l PriceList) Find(api, model string) (Price, bool) {
+	find, err := l.of(api)
+	if err != nil {
+		return Price{}, false
+	}
+	return find(model)
+}
+
+// of returns the function that returns the prices of the models of an API.
+func (l PriceList) of(api string) (find func(model string) (Price, bool), err error) {
 	own := make(map[string]Price) // by each of its patterns
 	for _, p := range slices.Backward(l) {
 		if p.API == api {
@@ -192,11 +201,10 @@ func (l PriceList) Find(api, model string) (Price, bool) {
 		}
 	}
 	found, err := patternsOf(own)
-	if err != nil {
-		return Price{}, false
-	}
-	p, ok := own[found.match(model)]
-	return p, ok
+	return func(model string) (Price, bool) {
+		p, ok := own[found.match(model)]
+		return p, ok
+	}, err
 }
 
 //go:embed prices.json

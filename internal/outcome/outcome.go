@@ -1,5 +1,5 @@
-// Package outcome passes a Transport's classification of a response to the caller that sent the
-// request.
+// Package outcome passes what a Transport knows of a request to the caller that sent it: the
+// classification of its response, and what it has cost.
 package outcome
 
 import (
@@ -20,5 +20,25 @@ func Into(ctx context.Context, r *answers.Refusal) context.Context {
 func Tell(ctx context.Context, r answers.Refusal) {
 	if to, ok := ctx.Value(key{}).(*answers.Refusal); ok {
 		*to = r
+	}
+}
+
+type spendingKey struct{}
+
+// Spending returns a context for requests. Each attempt to send one that costs dollars calls spent with its
+// cost, once, when it has ended: also from another goroutine if the context ended first. The caller may have
+// read the whole response before. Listeners of outer contexts are called, too.
+func Spending(ctx context.Context, spent func(nanodollars int64)) context.Context {
+	outer := ctx
+	return context.WithValue(ctx, spendingKey{}, func(n int64) {
+		Spent(outer, n)
+		spent(n)
+	})
+}
+
+// Spent calls the functions of Spending with the cost of a request with that context.
+func Spent(ctx context.Context, nanodollars int64) {
+	if spent, ok := ctx.Value(spendingKey{}).(func(int64)); ok {
+		spent(nanodollars)
 	}
 }

@@ -176,8 +176,9 @@ func (s *scanner) keep(name, value string) {
 }
 
 // fieldNames are the fields that presets read: the model, and how much it may write.
-var fieldNames = strings.Fields(`model speed n best_of max_tokens max_completion_tokens max_output_tokens max_gen_len
-	inferenceConfig.maxTokens inferenceConfig.max_new_tokens textGenerationConfig.maxTokenCount`)
+var fieldNames = strings.Fields(`model speed service_tier n best_of max_tokens max_completion_tokens max_output_tokens max_gen_len
+	inferenceConfig.maxTokens inferenceConfig.max_new_tokens textGenerationConfig.maxTokenCount
+	generationConfig.maxOutputTokens`)
 
 // value counts a string: a key's value, or an element of an array.
 func (s *scanner) value(raw string) {
