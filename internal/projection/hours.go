@@ -79,10 +79,9 @@ func (h *Hours) changed(hour int64) {
 }
 
 // model returns the model of the hours that have passed.
-func (h *Hours) model(now time.Time, zone *time.Location) *model {
-	if h.fitted == nil || h.fitted.now != HourOf(now) || h.fitted.zone != zone {
-		h.fitted = newModel(h, now, zone)
-		h.fitted.fit()
+func (h *Hours) model(now time.Time, p Period) *model {
+	if h.fitted == nil || h.fitted.now != HourOf(now) || h.fitted.period != p {
+		h.fitted = newModel(h, now, p)
 	}
 	return h.fitted
 }

@@ -1,6 +1,7 @@
 package projection
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"time"
@@ -37,14 +38,13 @@ const (
 // Estimate estimates what will have been used at the end of a period in which used is used until now. It
 // returns false if less than an hour is known.
 func (h *Hours) Estimate(now time.Time, p Period, used int64) (Estimate, bool) {
-	m := h.model(now, p.Zone)
-	level, ok := m.level(now, p, used)
+	m := h.model(now, p)
+	level, ok := m.level(now, used)
 	if !ok {
 		return Estimate{}, false
 	}
-	rest := level * m.weigh(now, p.End)
-	total := min(float64(used)+rest, math.MaxInt64/2)
-	return Estimate{Total: int64(math.Round(total)), Rough: len(m.hours) < daysOfWeek*hoursOfDay}, true
+	total := min(float64(used)+level*m.weigh(now, p.End), math.MaxInt64/2)
+	return Estimate{Total: int64(math.Round(total)), Rough: m.known < daysOfWeek*hoursOfDay}, true
 }
 
 // A known is an hour whose sum is known.
@@ -57,21 +57,40 @@ type known struct {
 // A model explains known hours by levels and factors. The mean of the factors of all days, and of all
 // hours of a day, is 1.
 type model struct {
-	now     int64 // its hour
-	zone    *time.Location
+	now    int64 // its hour
+	period Period
+	days   [daysOfWeek]float64
+	clock  [hoursOfDay]float64
+
+	known  int // hours
+	recent int // hours of the present level
+	last   use // of these, by their weights
+	inside use // of all that are in the period
+
+	// What follows is nil after the fit.
 	hours   []known
 	changes []int64 // hours in which another level begins
 	levels  []float64
-	days    [daysOfWeek]float64
-	clock   [hoursOfDay]float64
+	until   []table // of one level, with what was before each hour
 }
 
+// A use is what was used in some hours, and the sum of the factors of these hours.
+type use struct{ used, hours float64 }
+
+func (u *use) add(used, hours float64) {
+	u.used += used
+	u.hours += hours
+}
+
+// A table is the use by the day of the week.
+type table [daysOfWeek]use
+
 // newModel returns a model of the hours that have passed.
-func newModel(h *Hours, now time.Time, zone *time.Location) *model {
-	m := &model{now: HourOf(now), zone: zone}
+func newModel(h *Hours, now time.Time, p Period) *model {
+	m := &model{now: HourOf(now), period: p}
 	for i, sum := range h.sums {
 		if hour := h.first + int64(i); sum != unknown && hour < m.now {
-			day, oClock := place(hour, zone)
+			day, oClock := place(hour, p.Zone)
 			m.hours = append(m.hours, known{hour, float64(sum), day, oClock})
 		}
 	}
@@ -81,6 +100,11 @@ func newModel(h *Hours, now time.Time, zone *time.Location) *model {
 	for i := range m.clock {
 		m.clock[i] = 1
 	}
+	if m.known = len(m.hours); m.known > 0 {
+		m.fit()
+		m.sum()
+	}
+	m.hours, m.changes, m.levels, m.until = nil, nil, nil, nil
 	return m
 }
 
@@ -92,9 +116,6 @@ func place(hour int64, zone *time.Location) (day, oClock int) {
 
 // fit finds the factors and the changes of the level.
 func (m *model) fit() {
-	if len(m.hours) == 0 {
-		return
-	}
 	for range 3 {
 		m.solve(m.changes)
 		m.fitClock()
@@ -134,29 +155,52 @@ func (m *model) fitClock() {
 	for i := range m.clock {
 		m.clock[i] *= hoursOfDay / total
 	}
+	m.until = nil
 }
 
-// A table has, for each level and day of the week, what was used and the sum of the factors of its hours.
-type table [maxChanges + 1][daysOfWeek]struct{ used, hours float64 }
+// tabulate adds up the use before each hour.
+func (m *model) tabulate() {
+	m.until = make([]table, len(m.hours)+1)
+	for i, h := range m.hours {
+		m.until[i+1] = m.until[i]
+		m.until[i+1][h.day].add(h.sum, m.clock[h.oClock])
+	}
+}
+
+// tables returns the use while each level holds.
+func (m *model) tables(changes []int64) []table {
+	all := make([]table, len(changes)+1)
+	from := 0
+	for i := range all {
+		to := len(m.hours)
+		if i < len(changes) {
+			to, _ = slices.BinarySearchFunc(m.hours, changes[i], func(h known, hour int64) int { return cmp.Compare(h.at, hour) })
+		}
+		for d := range all[i] {
+			before, after := m.until[from][d], m.until[to][d]
+			all[i][d] = use{after.used - before.used, after.hours - before.hours}
+		}
+		from = to
+	}
+	return all
+}
 
 // solve finds the levels and the factors of the days for given changes, by adapting each to the other
 // in turns. It returns the likelihood of the sums, if they are distributed as Poisson has it.
 func (m *model) solve(changes []int64) (likelihood float64) {
-	var t table
-	for _, h := range m.hours {
-		c := &t[levelOf(changes, h.at)][h.day]
-		c.used += h.sum
-		c.hours += m.clock[h.oClock]
+	if m.until == nil {
+		m.tabulate()
 	}
-	m.levels = make([]float64, len(changes)+1)
+	t := m.tables(changes)
+	m.levels = make([]float64, len(t))
 	for i := range m.days {
 		m.days[i] = 1
 	}
 	for range 20 {
-		m.fitLevels(&t)
-		m.fitDays(&t)
+		m.fitLevels(t)
+		m.fitDays(t)
 	}
-	m.fitLevels(&t)
+	m.fitLevels(t)
 	for i, level := range m.levels {
 		for d, c := range t[i] {
 			if mean := level * m.days[d] * c.hours; mean > 0 {
@@ -168,19 +212,18 @@ func (m *model) solve(changes []int64) (likelihood float64) {
 }
 
 // fitLevels finds the levels for given factors of the days.
-func (m *model) fitLevels(t *table) {
+func (m *model) fitLevels(t []table) {
 	for i := range m.levels {
-		var used, hours float64
+		var all use
 		for d, c := range t[i] {
-			used += c.used
-			hours += c.hours * m.days[d]
+			all.add(c.used, c.hours*m.days[d])
 		}
-		m.levels[i] = ratio(used, hours, 0)
+		m.levels[i] = ratio(all.used, all.hours, 0)
 	}
 }
 
 // fitDays finds the factors of the days for given levels. Days of a kind are alike until they are known.
-func (m *model) fitDays(t *table) {
+func (m *model) fitDays(t []table) {
 	var used, expected [daysOfWeek]float64
 	var usedOf, expectedOf [2]float64
 	var hours, all float64
@@ -291,37 +334,40 @@ func (m *model) noise(changes []int64) float64 {
 	return max(sum/max(1, days-float64(len(changes))-3), leastNoise*leastNoise*total/days)
 }
 
-// level returns the present level, and false if it is not known at all.
-func (m *model) level(now time.Time, p Period, used int64) (float64, bool) {
-	var sum, hours, seen float64
-	inPeriod, knownHours := 0.0, 0.0
-	start := HourOf(p.Start)
+// sum adds up what the present level follows from.
+func (m *model) sum() {
+	start := HourOf(m.period.Start)
 	for _, h := range m.hours {
 		factor := m.days[h.day] * m.clock[h.oClock]
 		if h.at >= start {
-			inPeriod += h.sum
-			knownHours += factor
+			m.inside.add(h.sum, factor)
 		}
 		if levelOf(m.changes, h.at) == len(m.changes) {
 			weight := math.Exp2(-float64(m.now-h.at) / halfLife)
-			sum += weight * h.sum
-			hours += weight * factor
-			seen++
+			m.last.add(weight*h.sum, weight*factor)
+			m.recent++
 		}
 	}
-	rest := m.weigh(p.Start, now) - knownHours
-	if prior := sumWeight * (1 - seen/sumFades); prior > 0 && rest >= 1 && len(m.changes) == 0 {
-		sum += prior * max(0, float64(used)-inPeriod) / rest
-		hours += prior
+	if len(m.changes) > 0 {
+		m.recent = sumFades // what was before is another level
 	}
-	return ratio(sum, hours, 0), hours > 0
+}
+
+// level returns the present level, and false if it is not known at all.
+func (m *model) level(now time.Time, used int64) (float64, bool) {
+	all := m.last
+	unknown := m.weigh(m.period.Start, now) - m.inside.hours
+	if prior := sumWeight * (1 - float64(m.recent)/sumFades); prior > 0 && unknown >= 1 {
+		all.add(prior*max(0, float64(used)-m.inside.used)/unknown, prior)
+	}
+	return ratio(all.used, all.hours, 0), all.hours > 0
 }
 
 // weigh returns the sum of the factors of the hours from a time to another.
 func (m *model) weigh(from, to time.Time) (sum float64) {
 	for hour := HourOf(from); hour*3600 < to.Unix(); hour++ {
 		begin, end := max(hour*3600, from.Unix()), min((hour+1)*3600, to.Unix())
-		day, oClock := place(hour, m.zone)
+		day, oClock := place(hour, m.period.Zone)
 		sum += float64(end-begin) / 3600 * m.days[day] * m.clock[oClock]
 	}
 	return sum
