@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/admit"
 	"github.com/apithrottle/throttle/internal/queue"
 	"github.com/apithrottle/throttle/store"
@@ -179,7 +178,7 @@ func waitError(err error) error {
 		Bound: Bound(r.Bound), Until: r.Until, Err: reasons[r.Reason], Cause: r.Cause,
 	}
 	if r.Unit != "" {
-		e.cost = strings.TrimSuffix(algorithms.FormatAmount(r.Cost, r.Unit)+" "+r.Unit, " "+algorithms.Nanodollars)
+		e.cost = r.Policy.Plan.Tiers()[r.Tier].FormatCost(r.Cost)
 		if of := r.Policy.Plan; of.Tiers()[r.Tier].Capacity() != of.Base().Tiers()[r.Tier].Capacity() {
 			e.named = of.Tiers()[r.Tier].Capacity()
 		}

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/admit"
 )
 
@@ -274,7 +273,7 @@ func tierSentence(t TierStatus, now time.Time) string {
 	default:
 		text += " is full until " + clock(now, t.RetryAfter)
 	}
-	text += ": " + algorithms.FormatUse(t.Used, t.Limit, t.Tier.Unit)
+	text += ": " + t.Tier.FormatUse(t.Used, t.Limit)
 	if t.InFlight > 0 {
 		text += fmt.Sprintf(", %s of them in flight", amount(t.InFlight))
 	}

@@ -351,6 +351,15 @@ func TestExplainSentences(t *testing.T) {
 		{"at once", func(t *testing.T, _ context.Context) (*throttle.Limiter, throttle.Cost) {
 			return mustNew(t, throttle.Policy{Tiers: coinbase}, nil), nil
 		}, "The request would be sent at once. 5/s has room for 5: 0 of 5 used. 10/h has room for 10: 0 of 10 used. The guard interval is 50ms."},
+		{"dollars", func(t *testing.T, ctx context.Context) (*throttle.Limiter, throttle.Cost) {
+			p, err := throttle.ParsePolicy("spending", "$5/month | guard=none")
+			if err != nil {
+				t.Fatal(err)
+			}
+			l := mustNew(t, p, nil)
+			acquire(t, l, throttle.Cost{throttle.Nanodollars: 1_250_000_000})
+			return l, throttle.Cost{throttle.Nanodollars: 4_000_000_000}
+		}, `The request would be refused: policy "spending": budget is used up: tier $5/month. $5/month has room for $3.75: $1.25 of $5.00 used, $1.25 of them in flight.`},
 		{"a queue", func(t *testing.T, ctx context.Context) (*throttle.Limiter, throttle.Cost) {
 			l := mustNew(t, throttle.Policy{Tiers: coinbase}, nil)
 			use(l, 5)

@@ -90,14 +90,14 @@ type Transport struct {
 	// costs one request.
 	Cost func(*http.Request) Cost
 
-	// Settle returns a function that is called once with the cost that the response reports, in
-	// Estimated units and in any others that the Profile names, and returns the actual cost. Without a
-	// response, or a Meter to read it, the function receives an empty Cost, or zeros if the request was
-	// not sent, and its result has no effect. Settle is called when the request is admitted. If it is set, Cost is called again while a
-	// request waits, unless the quota is nested or on a shared store. If the request's context ends
-	// before the body does, the function is called in a goroutine of its own. The section "Estimates
-	// that learn" of docs/costs.md has an example. If Settle or the function is nil, the reported cost
-	// counts.
+	// Settle returns a function that is called once with the cost that the response reports, in Estimated
+	// units and in any others that the Profile names, and returns the actual cost. Without a response, or
+	// a Meter to read it, the function receives an empty Cost, or zeros if the request was not sent, and
+	// its result has no effect. Settle is called when the request is admitted. If it is set, Cost is
+	// called again while a request waits, unless the quota is nested or on a shared store. If the
+	// request's context ends before the body does, the function is called in a goroutine of its own. The
+	// section "Estimates that learn" of docs/costs.md has an example. If Settle or the function is nil,
+	// the reported cost counts.
 	Settle func(*http.Request) func(reported Cost) (actual Cost)
 
 	// SendBy returns the latest time at which the request is worth sending, such as the end of its

@@ -60,6 +60,18 @@ func FormatUse(used, limit int64, unit string) string {
 	return FormatAmount(used, unit) + " of " + FormatAmount(limit, unit) + " used"
 }
 
+// FormatUse returns how much of a limit of the tier is used, as the function FormatUse does.
+func (t Tier) FormatUse(used, limit int64) string { return FormatUse(used, limit, t.Unit) }
+
+// FormatCost returns an amount of the tier's unit with the name of the unit, such as "101 requests". Dollars
+// have none.
+func (t Tier) FormatCost(n int64) string {
+	if t.Unit == Nanodollars {
+		return t.FormatAmount(n)
+	}
+	return t.FormatAmount(n) + " " + t.normal().Unit
+}
+
 // FormatAmount returns an amount of the tier's unit as the function FormatAmount does.
 func (t Tier) FormatAmount(n int64) string { return FormatAmount(n, t.Unit) }
 

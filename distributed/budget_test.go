@@ -6,11 +6,13 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/redistest"
 	"github.com/apithrottle/throttle/store"
@@ -187,6 +189,76 @@ func TestRequestAfterCancel(t *testing.T) {
 		delay.Store(int64(ms))
 		if second, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{1}}); err != nil || second.Verdict != store.Admitted {
 			t.Errorf("got %+v, %v, want Admitted", second, err)
+		}
+	})
+}
+
+// A budget of nearly nine million dollars is exact in the script, to the nanodollar: what two processes spend,
+// what is left, and the request with which 80 % are reached.
+func TestBudgetOfMillionsIsExact(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
+		const limit = algorithms.MaxDollars - 1 // 80 % of it are 7,199,999,999,999,999.2 nanodollars
+		p, err := throttle.ParsePolicy("fleet", "$8999999.999999999/month;estimated=false | guard=none;alert_at=80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var alerts []throttle.Alert
+		p.Alert = func(a throttle.Alert) { alerts = append(alerts, a) }
+		first, second := limiter(t, p, distributed.New(near(t, m), distributed.Options{})), limiter(t, p, distributed.New(near(t, m), distributed.Options{}))
+		for i, tc := range []struct {
+			by     *throttle.Limiter
+			cost   int64
+			fails  bool
+			alerts int // so far
+		}{
+			{first, 7_199_999_999_999_999, false, 0},
+			{second, 1, false, 1},
+			{first, 1_800_000_000_000_000, true, 1}, // one more than is left
+			{second, 1_799_999_999_999_997, false, 1},
+			{first, 3, true, 1},
+			{second, 2, false, 1},
+			{first, 1, true, 1},
+		} {
+			permit, err := tc.by.Acquire(t.Context(), throttle.Cost{throttle.Nanodollars: tc.cost})
+			permit.Release()
+			if tc.fails != errors.Is(err, throttle.ErrExhausted) || !tc.fails && err != nil || len(alerts) != tc.alerts {
+				t.Errorf("request %d of %d nanodollars: error %v and %d alerts, want ErrExhausted %v and %d", i, tc.cost, err, len(alerts), tc.fails, tc.alerts)
+			}
+		}
+		if a := alerts[0]; a.Used != 7_200_000_000_000_000 || a.Limit != limit {
+			t.Errorf("got alert %+v, want 7,200,000,000,000,000 used", a)
+		}
+		status, err := first.Status(t.Context())
+		if err != nil || status.Tiers[0].Used != limit {
+			t.Errorf("the status is %v, %v; want all of the budget used", status, err)
+		}
+	})
+}
+
+// An estimate of dollars is settled exactly in a fleet, also beyond the budget.
+func TestSettlementOfMillionsIsExact(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
+		p, err := throttle.ParsePolicy("fleet", "$9000000/month")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := limiter(t, p, distributed.New(near(t, m), distributed.Options{}))
+		var want int64
+		for i := range int64(20) {
+			permit, err := l.Acquire(t.Context(), throttle.Cost{throttle.Nanodollars: 1_000 + i})
+			if err != nil {
+				t.Fatal(err)
+			}
+			actual := algorithms.MaxLimit - 7*i
+			want += actual
+			if err := permit.Settle(throttle.Cost{throttle.Nanodollars: actual}); err != nil {
+				t.Fatal(err)
+			}
+			permit.Release()
+			synctest.Wait()
+		}
+		if status, err := l.Status(t.Context()); err != nil || status.Tiers[0].Used != want {
+			t.Errorf("the status is %v, %v; want %d nanodollars used", status, err, want)
 		}
 	})
 }

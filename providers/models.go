@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"path"
 	"slices"
 	"strings"
@@ -177,17 +178,17 @@ type patterns struct {
 // A wildcard is a pattern that several names may match, and the key of its limits.
 type wildcard struct{ pattern, of string }
 
-// patternsOf returns the patterns of what has keys of them, or an error that names a malformed one.
-func patternsOf[V any](keyed map[string]V) (patterns, error) {
+// patternsOf returns the patterns of limits, or an error that names a malformed one.
+func patternsOf(limits map[string][]throttle.Tier) (patterns, error) {
 	p, seen := patterns{exact: make(map[string]string)}, make(map[string]string)
-	for _, key := range slices.Sorted(maps.Keys(keyed)) {
+	for _, key := range slices.Sorted(maps.Keys(limits)) {
 		for one := range strings.SplitSeq(key, "|") {
 			switch {
 			case !isPattern(one):
 				return p, fmt.Errorf("Models: %q is not a pattern of names: write it as for path.Match", key)
 			case seen[one] != "" && seen[one] != key:
 				return p, fmt.Errorf("Models: %q is in %q and in %q: remove it from one of them", one, seen[one], key)
-			case strings.ContainsAny(one, "*?[\\"):
+			case isWild(one):
 				p.wild = append(p.wild, wildcard{noSlash.Replace(one), key})
 			default:
 				p.exact[one] = key
@@ -203,6 +204,23 @@ func patternsOf[V any](keyed map[string]V) (patterns, error) {
 func isPattern(one string) bool {
 	_, err := path.Match(one, "")
 	return err == nil && one != ""
+}
+
+// isWild reports whether several names may match a pattern.
+func isWild(pattern string) bool { return strings.ContainsAny(pattern, "*?[\\") }
+
+// fit returns how closely a name matches one pattern: -1 if not at all, and math.MaxInt if it is the pattern.
+func fit(pattern, name string) int {
+	if !isWild(pattern) {
+		if pattern == name && name != "" {
+			return math.MaxInt
+		}
+		return -1
+	}
+	if ok, _ := path.Match(noSlash.Replace(pattern), noSlash.Replace(name)); !ok {
+		return -1
+	}
+	return literals(pattern)
 }
 
 // noSlash replaces slashes, which path.Match sets apart and names of models don't.

@@ -180,31 +180,20 @@ type PriceList []Price
 //
 //	prices := append(providers.PriceList{{API: "openai", Model: "gpt-4o", Input: 2_000_000, Output: 8_000_000}}, providers.Prices()...)
 //
-// A name that no pattern matches has no price, and nor has a name of an API with a malformed pattern.
-// ReadPrices reports those.
-func (l PriceList) Find(api, model string) (Price, bool) {
-	find, err := l.of(api)
-	if err != nil {
-		return Price{}, false
-	}
-	return find(model)
-}
-
-// of returns the function that returns the prices of the models of an API.
-func (l PriceList) of(api string) (find func(model string) (Price, bool), err error) {
-	own := make(map[string]Price) // by each of its patterns
-	for _, p := range slices.Backward(l) {
-		if p.API == api {
-			for one := range strings.SplitSeq(p.Model, "|") {
-				own[one] = p
+// A name that no pattern matches has no price. A malformed pattern, which ReadPrices reports, matches none.
+func (l PriceList) Find(api, model string) (price Price, found bool) {
+	closest := -1
+	for _, p := range l {
+		if p.API != api {
+			continue
+		}
+		for one := range strings.SplitSeq(p.Model, "|") {
+			if n := fit(one, model); n > closest {
+				price, found, closest = p, true, n
 			}
 		}
 	}
-	found, err := patternsOf(own)
-	return func(model string) (Price, bool) {
-		p, ok := own[found.match(model)]
-		return p, ok
-	}, err
+	return price, found
 }
 
 //go:embed prices.json

@@ -100,6 +100,10 @@ func TestHugeRequestsCostTheMost(t *testing.T) {
 	if got, want := million.Nanodollars(providers.Usage{Input: tokens, Output: tokens}), int64(2*tokens*1_000_000); got != want {
 		t.Errorf("$1,000 a million: %d, want %d", got, want)
 	}
+	token := readPrices(t, `[{"api":"a","model":"m","input":"1000000000","output":"1000000000"}]`)[0]
+	if got, want := token.Nanodollars(providers.Usage{Input: 150, Output: 150}), int64(300*1_000*1_000_000_000); got != want {
+		t.Errorf("$1,000 a token: %d, want %d", got, want)
+	}
 	most := readPrices(t, `[{"api":"a","model":"m","input":"1000000000","output":"1000000000","request":"1000"}]`)[0]
 	u := providers.Usage{Input: math.MaxInt64, CachedInput: math.MaxInt64, CacheWrite: math.MaxInt64, HourCacheWrite: math.MaxInt64, Output: math.MaxInt64, Batch: true}
 	if got := most.Nanodollars(u); got != math.MaxInt64 {
@@ -118,7 +122,7 @@ func TestFindTakesTheClosestPattern(t *testing.T) {
 	}
 	l := readPrices(t, "["+strings.Join([]string{
 		entry("a", "gpt-*", "1"), entry("a", "gpt-4o*|o?", "2"), entry("a", "gpt-4o-mini|gpt-4o-mini-2024", "3"),
-		entry("b", "*", "4"), entry("a", "vendor/model*", "5"),
+		entry("b", "*", "4"), entry("a", "vendor/model*", "5"), entry("a", "tie*", "6"), entry("a", "tie", "7"),
 	}, ",")+"]")
 	for _, test := range []struct {
 		api, model string
@@ -126,7 +130,7 @@ func TestFindTakesTheClosestPattern(t *testing.T) {
 	}{
 		{"a", "gpt-5", 1}, {"a", "gpt-4o", 2}, {"a", "gpt-4o-2024-08-06", 2}, {"a", "o3", 2},
 		{"a", "gpt-4o-mini", 3}, {"a", "gpt-4o-mini-2024", 3}, {"a", "gpt-4o-mini-2025", 2},
-		{"b", "gpt-4o", 4}, {"b", "", 4}, {"a", "vendor/model/1", 5},
+		{"b", "gpt-4o", 4}, {"b", "", 4}, {"a", "vendor/model/1", 5}, {"a", "tie", 7}, {"a", "tied", 6},
 		{"a", "o13", 0}, {"a", "", 0}, {"c", "gpt-4o", 0}, {"", "", 0},
 	} {
 		p, ok := l.Find(test.api, test.model)
@@ -136,7 +140,7 @@ func TestFindTakesTheClosestPattern(t *testing.T) {
 	}
 }
 
-// Prices in front of others hold, and a malformed pattern finds nothing.
+// Prices in front of others hold, and a malformed pattern matches nothing.
 func TestOwnPricesGoInFront(t *testing.T) {
 	own := providers.PriceList{{API: "openai", Model: "gpt-4o", Input: 1}}
 	l := append(own, providers.Prices()...)
@@ -146,8 +150,10 @@ func TestOwnPricesGoInFront(t *testing.T) {
 	if p, _ := l.Find("openai", "gpt-4o-2024-08-06"); p.Input != 2_500_000 {
 		t.Errorf("another name of the listed price costs %d, want the listed price", p.Input)
 	}
-	if _, ok := append(l, providers.Price{API: "openai", Model: "["}).Find("openai", "gpt-4o"); ok {
-		t.Error("an API with a malformed pattern has a price")
+	for _, model := range []string{"[", ""} {
+		if p, ok := append(providers.PriceList{{API: "openai", Model: "[|"}}, l...).Find("openai", model); ok {
+			t.Errorf("%q has the price of %q", model, p.Model)
+		}
 	}
 	providers.Prices()[0].API = "changed"
 	if providers.Prices()[0].API == "changed" {

@@ -50,7 +50,8 @@ type Spending struct {
 	// Tokens counts the tokens of a text, as Provider.Tokens. If nil, TokensOf the model.
 	Tokens func(text string) int64
 
-	mu     sync.Mutex // guards nested
+	mu     sync.Mutex // guards all below
+	output *outputs   // of all APIs; nil before the first call of Limit
 	nested map[*throttle.Limiter]*throttle.Limiter
 }
 
@@ -74,8 +75,8 @@ type Spending struct {
 // Flex processing of OpenAI has the prices of its batch API. Priority processing and Anthropic's fast mode
 // need prices of their own, of models with "-priority" or "-fast" behind their names.
 //
-// Limit returns an error if an API has no price and there is no Default, if a pattern is malformed, or if t
-// has a Pool, a Meter or a ProfileFor.
+// Limit returns an error if an API has no price and there is no Default, or if t has a Pool, a Meter or a
+// ProfileFor.
 func (s *Spending) Limit(t *throttle.Transport, api string) error {
 	find, err := s.finder(api)
 	if err != nil {
@@ -90,7 +91,7 @@ func (s *Spending) Limit(t *throttle.Transport, api string) error {
 	}
 	b := &bill{
 		Spending: s, api: api, find: find, perCall: s.perCall(api), refuse: refuse, inner: *t,
-		bodies: prompt.Reader{Image: anthropicImage, Unknown: prompt.Cl100k}, output: newOutputs(),
+		bodies: prompt.Reader{Image: anthropicImage, Unknown: prompt.Cl100k}, output: s.outputs(),
 	}
 	if t.Profile != nil {
 		b.profile = *t.Profile
@@ -98,6 +99,16 @@ func (s *Spending) Limit(t *throttle.Transport, api string) error {
 	b.profile.Charges = slices.Concat(b.profile.Charges, usageCharges)
 	t.Route, t.Cost, t.Settle, t.Profile = b.route, b.cost, b.settle, &b.profile
 	return nil
+}
+
+// outputs returns what is known of the length of answers.
+func (s *Spending) outputs() *outputs {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.output == nil {
+		s.output = newOutputs()
+	}
+	return s.output
 }
 
 // finder returns the function that returns the prices of models of an API.
@@ -109,12 +120,8 @@ func (s *Spending) finder(api string) (find func(model string) (Price, bool), er
 	if s.Default != nil {
 		list = list[:len(list)-1]
 	}
-	listed, err := list.of(api)
-	if err != nil {
-		return nil, fmt.Errorf("providers: Spending of %s: Prices: %w", api, err)
-	}
 	return func(model string) (Price, bool) {
-		p, ok := listed(model)
+		p, ok := list.Find(api, model)
 		for _, mode := range []string{fastMode, priorityMode} { // a pattern of all versions is of none of them
 			ok = ok && (!strings.HasSuffix(model, mode) || strings.Contains(p.Model, mode))
 		}
@@ -368,9 +375,10 @@ func (o *order) actual(reported throttle.Cost) (nanodollars, output int64) {
 		cached, _ := cachedOfInput.most(reported)
 		read, _ := readFromCache.most(reported)
 		written, _ := writtenToCache.most(reported)
+		part, _ := writtenOfInput.most(reported)
 		used.HourCacheWrite, _ = writtenForAnHour.most(reported)
 		input += tools
-		used.Input, used.CachedInput, used.CacheWrite = input-cached, cached+read, written-used.HourCacheWrite
+		used.Input, used.CachedInput, used.CacheWrite = input-cached-part, cached+read, written+part-used.HourCacheWrite
 	}
 	if total, sums := usedTotal.most(reported); reads && sums { // with the tokens of thoughts, which the output may lack
 		output, writes = max(output, total-input), true
@@ -421,6 +429,9 @@ var (
 		"usage.cache_creation_input_tokens", "message.usage.cache_creation_input_tokens",
 		"usage.cacheWriteInputTokens", "amazon-bedrock-invocationMetrics.cacheWriteInputTokenCount", "X-Amzn-Bedrock-Cache-Write-Input-Token-Count",
 	}
+	writtenOfInput = places{ // of OpenAI since GPT-5.6, a part of the input: https://github.com/coder/xum/issues/3705
+		"usage.prompt_tokens_details.cache_write_tokens", "usage.input_tokens_details.cache_write_tokens", "response.usage.input_tokens_details.cache_write_tokens",
+	}
 	writtenForAnHour = places{ // a part of writtenToCache
 		"usage.cache_creation.ephemeral_1h_input_tokens", "message.usage.cache_creation.ephemeral_1h_input_tokens",
 	}
@@ -438,7 +449,7 @@ func (all places) most(reported throttle.Cost) (n int64, known bool) {
 
 // usageCharges are those of all places.
 var usageCharges = func() (charges []answers.Charge) {
-	for _, place := range slices.Concat(usedInput, toolInput, usedOutput, usedTotal, cachedOfInput, readFromCache, writtenToCache, writtenForAnHour) {
+	for _, place := range slices.Concat(usedInput, toolInput, usedOutput, usedTotal, cachedOfInput, readFromCache, writtenToCache, writtenOfInput, writtenForAnHour) {
 		field := answers.Field{Path: place}
 		if strings.HasPrefix(place, "X-") {
 			field = answers.Field{Header: place}

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"time"
-
-	"github.com/apithrottle/throttle/algorithms"
 )
 
 // String returns one sentence for each tier, another one for a rate that is learned or followed, and one
@@ -39,7 +37,7 @@ func (s Status) String() string {
 // admits one more.
 func (t TierStatus) String() string {
 	amount := t.Tier.FormatAmount
-	used := t.Tier.String() + ": " + algorithms.FormatUse(t.Used, t.Limit, t.Tier.Unit)
+	used := t.Tier.String() + ": " + t.Tier.FormatUse(t.Used, t.Limit)
 	if t.InFlight > 0 {
 		used += fmt.Sprintf(", %s in flight", amount(t.InFlight))
 	}

@@ -97,11 +97,7 @@ func newForecast(h *Hours, t store.TierStatus, now time.Time, p Period) (Forecas
 
 // amount returns an amount of a tier's unit, in about three digits.
 func amount(n int64, t algorithms.Tier) string {
-	text := strings.TrimSuffix(t.FormatAmount(round(n)), ".00")
-	if t.Unit != algorithms.Nanodollars && t.Unit != "" {
-		text += " " + t.Unit
-	}
-	return text
+	return strings.TrimSuffix(t.FormatCost(round(n)), ".00")
 }
 
 // round returns a number with three digits that count.

@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/providers"
 )
 
 // Version is the version of the file's format.
@@ -216,8 +217,12 @@ type Route struct {
 
 	// Budget is a policy of budgets that all requests of the route share, such as
 	// "50000/month;budget=true | alert_at=80,100". Its units are those that requests of the route
-	// cost. If empty, there is none.
+	// cost. In dollars, as "$500/month", requests cost what Prices say. If empty, there is none.
 	Budget string `json:"budget,omitempty"`
+
+	// Prices are the prices of models, for a Budget in dollars. If empty, the listed prices, and requests
+	// to models that are not listed are refused.
+	Prices Prices `json:"prices,omitzero"`
 
 	// Cost is what each request costs beside what the preset charges, by unit: {usd: 5000} for half
 	// a cent, if the budget counts millionths of a dollar.
@@ -252,7 +257,8 @@ type Route struct {
 	upstream *url.URL // with the values of references; of a pool, that of its first member
 	secrets  []Secret // in upstream and Query, and of the members of a pool
 	limits   Limits
-	budget   throttle.Policy // without tiers if there is none
+	budget   throttle.Policy     // without tiers if there is none
+	spending *providers.Spending // nil if the budget is not in dollars
 	class    throttle.Class
 }
 
@@ -374,7 +380,8 @@ type Client struct {
 	Policy string `json:"policy,omitempty"`
 
 	// Budget is a policy of budgets for all requests of the client, over all routes, such as
-	// "1000/day;budget=true". If empty, there is none.
+	// "1000/day;budget=true". In dollars, as "$10/day", the requests of routes with a Budget in dollars
+	// count. If empty, there is none.
 	Budget string `json:"budget,omitempty"`
 
 	// MaxWait refuses requests of the client that would wait longer, for whatever limits. It needs a

@@ -45,8 +45,8 @@ func TestExample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := len(c.Routes); got != 8 {
-		t.Errorf("%d routes, want 8", got)
+	if got := len(c.Routes); got != 9 {
+		t.Errorf("%d routes, want 9", got)
 	}
 	for prefix := range c.Routes {
 		if _, err := c.Transport(prefix, nil); err != nil {
@@ -58,7 +58,7 @@ func TestExample(t *testing.T) {
 // The example has every field.
 func TestExampleIsWhole(t *testing.T) {
 	text := string(readExample(t))
-	for _, v := range []any{config.Config{}, config.Store{}, config.Fallback{}, config.Route{}, config.Key{}, config.Client{}, config.Timeouts{}, config.Observability{}} {
+	for _, v := range []any{config.Config{}, config.Store{}, config.Fallback{}, config.Route{}, config.Prices{}, config.Key{}, config.Client{}, config.Timeouts{}, config.Observability{}} {
 		for i := range reflect.TypeOf(v).NumField() {
 			name, _, _ := strings.Cut(reflect.TypeOf(v).Field(i).Tag.Get("json"), ",")
 			name = regexp.QuoteMeta(strings.TrimPrefix(name, "$"))

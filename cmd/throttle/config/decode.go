@@ -346,19 +346,21 @@ func (d *decoder) structure(n ast.Node, v reflect.Value, field string) {
 
 // empty says what to do about fields that are there and empty.
 var empty = map[string]string{
-	"Config.public_url": "write https://HOST",
-	"Config.clients":    "name a client",
-	"Store.file":        "name a file",
-	"Store.table":       "name a table",
-	"Route.models":      "name a model, such as gpt-4o",
-	"Route.budget":      "write a budget such as 1000/day;budget=true",
-	"Route.query":       "write {NAME: VALUE}",
-	"Route.pool":        "name its members",
-	"Member.models":     "name a model, such as gpt-4o",
-	"Member.query":      "write {NAME: VALUE}",
-	"Member.quota":      "name the quota",
-	"Client.policy":     "write a policy such as 5/s",
-	"Client.budget":     "write a budget such as 1000/day;budget=true",
+	"Config.public_url":    "write https://HOST",
+	"Config.clients":       "name a client",
+	"Store.file":           "name a file",
+	"Store.table":          "name a table",
+	"Route.models":         "name a model, such as gpt-4o",
+	"Route.budget":         "write a budget such as 1000/day;budget=true",
+	"Route.query":          "write {NAME: VALUE}",
+	"Prices.file":          "name a file",
+	"Prices.unknown_model": `write {input: "3", output: "15"}`,
+	"Route.pool":           "name its members",
+	"Member.models":        "name a model, such as gpt-4o",
+	"Member.query":         "write {NAME: VALUE}",
+	"Member.quota":         "name the quota",
+	"Client.policy":        "write a policy such as 5/s",
+	"Client.budget":        "write a budget such as 1000/day;budget=true",
 }
 
 // fieldsOf returns the indices of a struct's fields by their names in the file.
@@ -377,7 +379,7 @@ func isField(text string) bool { _, ok := allFields()[text]; return ok }
 
 var allFields = sync.OnceValue(func() map[string]int {
 	all := make(map[string]int)
-	for _, v := range []any{Config{}, Store{}, Fallback{}, Route{}, Member{}, Sticky{}, Key{}, Client{}, Timeouts{}, Observability{}} {
+	for _, v := range []any{Config{}, Store{}, Fallback{}, Route{}, Member{}, Sticky{}, Key{}, Prices{}, Client{}, Timeouts{}, Observability{}} {
 		maps.Copy(all, fieldsOf(reflect.TypeOf(v)))
 	}
 	return all

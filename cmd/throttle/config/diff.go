@@ -100,7 +100,7 @@ func (c *Config) Since(old *Config) Changes {
 
 // quotas returns what the transport of a route is made of.
 func (c *Config) quotas(r *Route) []any {
-	all := []any{r.Name, r.limits.String(), r.limits.models, r.limits.host, r.MaxWait, r.MaxQueue, r.Key, r.budget.String(), r.Cost, r.Timeout, r.Spill}
+	all := []any{r.Name, r.limits.String(), r.limits.models, r.limits.host, r.MaxWait, r.MaxQueue, r.Key, r.budget.String(), r.priced(), r.Cost, r.Timeout, r.Spill}
 	for _, m := range r.Pool {
 		own := m.route.limits
 		all = append(all, m.Name, m.Rank, m.Weight, m.Quota, own.String(), own.models, own.host)
@@ -116,7 +116,7 @@ func (c *Config) quotas(r *Route) []any {
 // settings returns what the file says about a route, and the values of its references.
 func (r *Route) settings() Route {
 	s := *r
-	s.limits, s.budget, s.Pool = Limits{}, throttle.Policy{}, nil
+	s.limits, s.budget, s.spending, s.Pool = Limits{}, throttle.Policy{}, nil, nil
 	for _, m := range r.Pool {
 		own := *m
 		settings := m.route.settings()

@@ -207,9 +207,9 @@ func (o *opening) all() (*Transports, error) {
 
 // route opens the quotas of a route.
 func (o *opening) route(r *Route) (q *quotas, err error) {
-	was := new(quotas)
+	was, before := new(quotas), (*Route)(nil)
 	if o.before != nil && o.before.routes[r.prefix] != nil {
-		was = o.before.routes[r.prefix]
+		was, before = o.before.routes[r.prefix], o.before.config.Routes[r.prefix]
 	}
 	q = &quotas{clients: make(map[string]quota)}
 	if len(r.Pool) > 0 {
@@ -235,7 +235,7 @@ func (o *opening) route(r *Route) (q *quotas, err error) {
 		}
 	}
 	q.transport = q.assemble(r)
-	return q, nil
+	return q, q.spend(r, before)
 }
 
 // limits opens the quotas of a route's preset or policy, and of its budget.
@@ -523,6 +523,9 @@ func (r *Route) estimated() map[string]bool {
 				}
 			}
 		}
+	}
+	if r.spending != nil {
+		all[throttle.Nanodollars] = true
 	}
 	return all
 }

@@ -343,6 +343,7 @@ func (d *decoder) route(c *Config, r *Route, field string) {
 			d.bad(join(field+".cost", unit), "is %d: it must be from 0 to %d", n, int64(algorithms.MaxLimit))
 		}
 	}
+	d.prices(field, r)
 	d.headers(field, r)
 	r.hideQuery()
 	d.body(field+".max_body", r.MaxBody)
@@ -753,6 +754,9 @@ func (d *decoder) counted(c *Config) {
 	for _, prefix := range slices.Sorted(maps.Keys(c.Routes)) {
 		r, field := c.Routes[prefix], "routes."+prefix
 		costs, limited := map[string]bool{algorithms.Requests: true}, units(r.budget.Tiers)
+		if r.spending != nil {
+			costs[throttle.Nanodollars] = true
+		}
 		for _, client := range c.Clients {
 			maps.Copy(limited, units(client.own.Tiers))
 		}

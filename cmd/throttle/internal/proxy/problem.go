@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/providers"
 )
 
 // A problem is a response of the proxy itself, of the type application/problem+json.
@@ -141,6 +142,8 @@ func (h *Handler) problemOf(t *trip, err error) *problem {
 		return p
 	case t.incoming.Context().Err() != nil:
 		return nil
+	case errors.Is(err, providers.ErrNoPrice):
+		return noPrice(err)
 	case t.unusable != nil && !t.admitted.Load():
 		return h.unusable(t)
 	}
@@ -158,6 +161,16 @@ func (h *Handler) problemOf(t *trip, err error) *problem {
 		h.opts.Log.Warn("an upstream failed", attrs...)
 	}
 	return p
+}
+
+// noPrice returns the problem of a request to a model that has no price, in a budget of dollars.
+func noPrice(err error) *problem {
+	_, detail, _ := strings.Cut(err.Error(), providers.ErrNoPrice.Error()+": ")
+	detail, _, _ = strings.Cut(detail, ": add ")
+	return &problem{
+		Type: typePrefix + "dollars", Title: "The model has no price", Status: http.StatusUnprocessableEntity, Reason: "no_price",
+		Detail: "No price is known, and the route has a budget in dollars: " + detail + ". Add one to prices of the route, or an unknown_model there.",
+	}
 }
 
 // unusable returns the problem of a request whose quota cannot be used until somebody acts, as without the table

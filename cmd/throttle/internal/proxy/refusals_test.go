@@ -13,6 +13,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/cmd/throttle/internal/proxy"
+	"github.com/apithrottle/throttle/providers"
 )
 
 type roundTripFunc func(*http.Request) (*http.Response, error)
@@ -226,5 +227,28 @@ func TestPanic(t *testing.T) {
 	}
 	if log := b.log.String(); strings.Contains(log, "canary") || !strings.Contains(log, "a request panicked") {
 		t.Errorf("the log is %s", log)
+	}
+}
+
+// TestModelWithoutPrice checks that a request to a model without a price is not sent, and that the client learns
+// which model it is and that another attempt is pointless.
+func TestModelWithoutPrice(t *testing.T) {
+	sent := 0
+	b := start(t, func(http.ResponseWriter, *http.Request) { sent++ }, proxy.Options{}, func(b *bench) proxy.Table {
+		r := b.route("5/s")
+		spending := &providers.Spending{Prices: providers.PriceList{{API: "openai", Model: "known"}}, Limiter: b.limiter("$5/month")}
+		if err := spending.Limit(r.Transport, "openai"); err != nil {
+			t.Fatal(err)
+		}
+		return proxy.Table{Routes: []proxy.Route{r}}
+	})
+	resp := b.do("POST", "/api/v1/responses", strings.NewReader(`{"model":"other"}`))
+	p := problemOf(t, resp)
+	const detail = `No price is known, and the route has a budget in dollars: openai has none for "other". Add one to prices of the route, or an unknown_model there.`
+	if p.Status != 422 || p.Reason != "no_price" || p.Detail != detail || resp.Header.Get("X-Should-Retry") != "false" || sent > 0 {
+		t.Errorf("%d requests were sent, X-Should-Retry is %q: %+v", sent, resp.Header.Get("X-Should-Retry"), p)
+	}
+	if resp := b.do("POST", "/api/v1/responses", strings.NewReader(`{"model":"known"}`)); resp.StatusCode != 200 || sent != 1 {
+		t.Errorf("status %d, %d requests sent; want 200 and 1: %s", resp.StatusCode, sent, text(t, resp))
 	}
 }
