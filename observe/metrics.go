@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+
+	"github.com/apithrottle/throttle/algorithms"
 )
 
 // Metrics returns a handler that serves the counts and the state of the watched limiters to
@@ -171,6 +173,7 @@ func (e *exposition) states(snap Snapshot) {
 		}
 	}
 	e.tiers(all)
+	e.dollars(all)
 	for _, m := range []struct {
 		name, help string
 		value      func(watchedState) float64
@@ -209,6 +212,32 @@ func (e *exposition) tiers(all []watchedState) {
 			for _, t := range l.Tiers {
 				if !m.learned || t.Learned != nil {
 					e.sample(m.name, m.value(t), of(l.member, "policy", l.policy, "tier", t.Tier, "unit", t.Unit, "tier_policy", t.Policy)...)
+				}
+			}
+		}
+	}
+}
+
+// dollars writes the state of budgets in dollars.
+func (e *exposition) dollars(all []watchedState) {
+	for _, m := range []struct {
+		name, help string
+		value      func(TierSnapshot) (nanodollars int64, known bool)
+	}{
+		{"throttle_budget_limit_dollars", "The budget of the period.", func(t TierSnapshot) (int64, bool) { return t.Limit, true }},
+		{"throttle_budget_spent_dollars", "Dollars spent in the period, including those of requests in flight.", func(t TierSnapshot) (int64, bool) { return t.Used, true }},
+		{"throttle_budget_forecast_dollars", "Dollars that will be spent at the end of the period, as expected.", func(t TierSnapshot) (int64, bool) {
+			if t.Forecast == nil {
+				return 0, false
+			}
+			return t.Forecast.Total, true
+		}},
+	} {
+		e.family(m.name, "gauge", m.help)
+		for _, l := range all {
+			for _, t := range l.Tiers {
+				if value, known := m.value(t); known && t.Budget && t.Unit == algorithms.Nanodollars {
+					e.sample(m.name, float64(value)/1e9, of(l.member, "policy", l.policy, "tier", t.Tier, "tier_policy", t.Policy)...)
 				}
 			}
 		}

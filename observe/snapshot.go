@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
-	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/projection"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -195,6 +195,10 @@ type TierSnapshot struct {
 	PeriodStart *time.Time `json:"period_start,omitempty"`
 	PeriodEnd   *time.Time `json:"period_end,omitempty"`
 
+	// Forecast is how much of a Budget of a Calendar will be used at PeriodEnd. It is nil for other tiers, and
+	// until an hour is known.
+	Forecast *Forecast `json:"forecast,omitempty"`
+
 	// Followed is the limit, in units per window, that the tier has taken over from responses. If zero,
 	// it is that of the Tier.
 	Followed int64 `json:"followed,omitempty"`
@@ -204,6 +208,19 @@ type TierSnapshot struct {
 
 	// Origin says where the rate in force comes from, in words, if the policy does not declare it.
 	Origin string `json:"origin,omitempty"`
+}
+
+// A Forecast is how much of a budget will be used at the end of its period. Stats expects it from what was used in
+// each hour of the last 38 days, as far as it has seen that: a level that may have changed lately, and the factors
+// of the hour and of the weekday. Of the time before Stats began, only the mean counts.
+type Forecast struct {
+	Total int64 `json:"total"` // in units of the tier, with what is used already
+
+	// Rough reports that less than a week is known, so that Total is often wrong by a quarter and more.
+	Rough bool `json:"rough,omitempty"`
+
+	// Text says so in words: "$487 expected by 30 Nov". It says by how much that is more than the Limit.
+	Text string `json:"text"`
 }
 
 // A LearnedSnapshot is what a tier knows of its rate. Rates are in units per window of the tier.
@@ -424,10 +441,10 @@ func (s *Stats) states(ctx context.Context) (limiters []LimiterSnapshot, pools [
 		turns <- struct{}{}
 		wg.Go(func() {
 			if w := all[name]; w.pool != nil {
-				pools[i] = poolSnapshot(ctx, name, w.pool)
+				pools[i] = s.poolSnapshot(ctx, name, w.pool)
 			} else {
 				status, err := w.limiter.Status(ctx)
-				limiters[i] = limiterSnapshot(name, status, err)
+				limiters[i] = s.limiterSnapshot(owner{name, status.Policy, name}, status, err)
 			}
 			<-turns
 		})
@@ -438,21 +455,26 @@ func (s *Stats) states(ctx context.Context) (limiters []LimiterSnapshot, pools [
 	return limiters, pools
 }
 
-func poolSnapshot(ctx context.Context, name string, p *throttle.Pool) PoolSnapshot {
+func (s *Stats) poolSnapshot(ctx context.Context, name string, p *throttle.Pool) PoolSnapshot {
 	waiting, members := p.Status(ctx)
 	snap := PoolSnapshot{Name: name, Policy: valid(cmp.Or(p.Name, "pool")), Waiting: waiting, Members: []MemberSnapshot{}}
 	for _, m := range members {
-		snap.Members = append(snap.Members, MemberSnapshot{limiterSnapshot(valid(m.Member.Name), m.Status, m.Err), m.Member.Rank, m.Member.Weight})
+		l := s.limiterSnapshot(owner{valid(m.Member.Name), snap.Policy, name + "\x00" + m.Member.Name}, m.Status, m.Err)
+		snap.Members = append(snap.Members, MemberSnapshot{l, m.Member.Rank, m.Member.Weight})
 	}
 	return snap
 }
 
-func limiterSnapshot(name string, status throttle.Status, err error) LimiterSnapshot {
+// An owner is a watched limiter or a member of a Pool: its name, the policy that counts what it admits, and
+// the name that its budgets have among all.
+type owner struct{ name, counted, budgets string }
+
+func (s *Stats) limiterSnapshot(of owner, status throttle.Status, err error) LimiterSnapshot {
 	snap := LimiterSnapshot{
-		Name: name, Policy: valid(status.Policy), Failed: err != nil, Failure: failureOf(err), Tiers: []TierSnapshot{}, Waiting: status.Waiting,
+		Name: of.name, Policy: valid(status.Policy), Failed: err != nil, Failure: failureOf(err), Tiers: []TierSnapshot{}, Waiting: status.Waiting,
 		Paused: status.Paused.Seconds(), Closed: status.Closed.Seconds(), Guard: status.Guard.Seconds(),
 	}
-	seen := make(map[tierName]int)
+	seen, budgets, now := make(map[tierName]int), make(map[tierName]int), time.Now()
 	for _, t := range status.Tiers {
 		name := tierName{valid(t.Policy), valid(t.Tier.String())}
 		seen[name]++
@@ -466,13 +488,31 @@ func limiterSnapshot(name string, status throttle.Status, err error) LimiterSnap
 		if len(snap.Tiers) < maxTiers {
 			unit := valid(cmp.Or(t.Tier.Unit, "requests"))
 			start, end := period(t.Tier)
+			budgets[tierName{t.Policy, unit}]++
 			snap.Tiers = append(snap.Tiers, TierSnapshot{
 				name.policy, name.tier, unit, t.Limit, t.Used, t.Remaining, retryAfter, t.Tier.Budget, start, end,
-				t.Followed, learnedSnapshot(t), t.Origin(),
+				s.forecast(of, budgets[tierName{t.Policy, unit}], t, now), t.Followed, learnedSnapshot(t), t.Origin(),
 			})
 		}
 	}
 	return snap
+}
+
+// forecast returns the forecast of a tier, or nil if there is none.
+func (s *Stats) forecast(of owner, place int, t throttle.TierStatus, now time.Time) *Forecast {
+	busy := func(int64) int64 { return 0 }
+	if p := (*s.policies.Load())[of.counted]; p != nil {
+		busy = func(hour int64) int64 {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return p.busy.Of(hour)
+		}
+	}
+	f, ok := s.budgets.Read(of.budgets, place, t, now, busy)
+	if !ok {
+		return nil
+	}
+	return &Forecast{f.Total, f.Rough, f.Text}
 }
 
 // learnedSnapshot returns what a tier has learned, or nil if it does not learn.
@@ -505,11 +545,10 @@ func period(t throttle.Tier) (start, end *time.Time) {
 	if t.Algorithm != throttle.Calendar {
 		return nil, nil
 	}
-	plan, err := algorithms.NewPlan([]throttle.Tier{t}, 0)
+	p, err := projection.PeriodOf(t, time.Now())
 	if err != nil {
 		return nil, nil
 	}
-	starts := plan.PeriodStarts(time.Now().UnixMicro())
-	own, next := time.UnixMicro(starts[1]).UTC(), time.UnixMicro(starts[2]).UTC()
+	own, next := p.Start.UTC(), p.End.UTC()
 	return &own, &next
 }

@@ -32,6 +32,8 @@
 //   - throttle.tier.usage, throttle.tier.limit and throttle.tier.utilization, by policy, tier and unit
 //   - throttle.tier.learned_rate, in units a second, and throttle.tier.noise, which part of the requests is
 //     refused at any rate, by policy, tier and unit: of tiers that learn their rate
+//   - throttle.budget.limit, throttle.budget.spent and throttle.budget.forecast, which is expected at the end of
+//     the period, in dollars, by policy, tier and unit: of budgets in dollars
 //   - throttle.closed and throttle.guard.time, by policy
 //
 // The attributes are throttle.policy, throttle.member, throttle.class, throttle.result, throttle.tier,

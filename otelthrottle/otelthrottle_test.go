@@ -195,7 +195,9 @@ func TestScenario(t *testing.T) {
 		account := newLimiter(t, throttle.Policy{Name: "account", Tiers: []throttle.Tier{throttle.PerMinute(30)}})
 		mail := m.limiter(t, "mail", "2/s + 100/min;unit=tokens;estimated=true | guard=100ms;max_wait=3s;max_queue=3;max_pause=1m").Within(account)
 		open := m.limiter(t, "open", "1;algo=concurrency + 2/h;unit=usd")
-		m.watch(t, mail, open, m.limiter(t, "found", "120/m;algo=gcra;learn=6000"))
+		money := m.limiter(t, "money", "$500/month")
+		m.watch(t, mail, open, m.limiter(t, "found", "120/m;algo=gcra;learn=6000"), money)
+		time.Sleep(24 * time.Hour) // of a month of 31 days
 
 		ctx := t.Context()
 		acquire := func(cost throttle.Cost) *throttle.Permit {
@@ -249,6 +251,13 @@ func TestScenario(t *testing.T) {
 			m.observer.Called(throttle.CalledInfo{Policy: "mail", Duration: time.Second, Err: err})
 		}
 		m.observer.Called(throttle.CalledInfo{Policy: "mail", Unsent: true, Err: throttle.ErrUnavailable})
+
+		spent, err := money.Acquire(ctx, throttle.Cost{"nanodollars": 12_500_000_000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		spent.Passed()
+		spent.Release()
 
 		_ = open.Wait(ctx) // needs a permit
 		if _, err := open.Acquire(ctx, throttle.Cost{"usd": 1}); err != nil {

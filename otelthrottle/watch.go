@@ -7,21 +7,26 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/projection"
 )
 
 // A watch has the instruments of Watch.
 type watch struct {
-	limiters               []*throttle.Limiter
-	usage, limit           metric.Int64ObservableGauge
-	closed                 metric.Int64ObservableGauge
-	utilization, guardTime metric.Float64ObservableGauge
-	learnedRate, noise     metric.Float64ObservableGauge
+	limiters                []*throttle.Limiter
+	usage, limit            metric.Int64ObservableGauge
+	closed                  metric.Int64ObservableGauge
+	utilization, guardTime  metric.Float64ObservableGauge
+	learnedRate, noise      metric.Float64ObservableGauge
+	budget, spent, forecast metric.Float64ObservableGauge // of budgets in dollars
+
+	budgets projection.Meters
 }
 
 // Watch reads the Status of limiters at each collection of metrics, with the context of the collection:
@@ -33,13 +38,14 @@ type watch struct {
 // used most. Likewise throttle.closed is 1 if any limiter of the policy is closed, and throttle.guard.time
 // is the longest. So watch all limiters of a policy in one call, and give the policies of a Pool's members names
 // of their own. A limiter whose Status has an error is
-// left out, as far as its state is not known, and the collection reports the error.
+// left out, as far as its state is not known, and the collection reports the error. What will be spent of a budget
+// is known from an hour on, and as observe.Forecast says.
 func Watch(o Options, limiters ...*throttle.Limiter) (stop func() error, err error) {
 	if i := slices.Index(limiters, nil); i >= 0 {
 		return nil, fmt.Errorf("otelthrottle: limiter %d is nil", i)
 	}
 	w := &watch{limiters: slices.Clone(limiters)}
-	m, errs := o.meter(), [7]error{}
+	m, errs := o.meter(), [10]error{}
 	w.usage, errs[0] = m.Int64ObservableGauge("throttle.tier.usage", metric.WithUnit("{unit}"),
 		metric.WithDescription("Units charged, including those in flight."))
 	w.limit, errs[1] = m.Int64ObservableGauge("throttle.tier.limit", metric.WithUnit("{unit}"),
@@ -54,14 +60,35 @@ func Watch(o Options, limiters ...*throttle.Limiter) (stop func() error, err err
 		metric.WithDescription("The rate that the tier has learned, in units a second."))
 	w.noise, errs[6] = m.Float64ObservableGauge("throttle.tier.noise", metric.WithUnit("1"),
 		metric.WithDescription("The part of the requests that is refused at any rate, as the tier has learned it."))
+	w.budget, errs[7] = m.Float64ObservableGauge("throttle.budget.limit", metric.WithUnit(dollars),
+		metric.WithDescription("The budget of the period."))
+	w.spent, errs[8] = m.Float64ObservableGauge("throttle.budget.spent", metric.WithUnit(dollars),
+		metric.WithDescription("Dollars spent in the period, including those of requests in flight."))
+	w.forecast, errs[9] = m.Float64ObservableGauge("throttle.budget.forecast", metric.WithUnit(dollars),
+		metric.WithDescription("Dollars that will be spent at the end of the period, as expected."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
-	r, err := m.RegisterCallback(w.collect, w.usage, w.limit, w.utilization, w.closed, w.guardTime, w.learnedRate, w.noise)
+	r, err := m.RegisterCallback(w.collect, w.usage, w.limit, w.utilization, w.closed, w.guardTime, w.learnedRate, w.noise, w.budget, w.spent, w.forecast)
 	if err != nil {
 		return nil, err
 	}
 	return r.Unregister, nil
+}
+
+// dollars is the unit of money, which Prometheus appends to the names. There is none in UCUM.
+const dollars = "dollars"
+
+// collectDollars observes the state of a budget in dollars.
+func (w *watch) collectDollars(o metric.Observer, key watchedTier, t throttle.TierStatus, set metric.ObserveOption) {
+	if t.Tier.Unit != algorithms.Nanodollars || !t.Tier.Budget {
+		return
+	}
+	o.ObserveFloat64(w.budget, float64(t.Limit)/1e9, set)
+	o.ObserveFloat64(w.spent, float64(t.Used)/1e9, set)
+	if f, ok := w.budgets.Read(key.policy, 0, t, time.Now(), nil); ok {
+		o.ObserveFloat64(w.forecast, float64(f.Total)/1e9, set)
+	}
 }
 
 // A watchedTier identifies the series of a tier.
@@ -105,6 +132,7 @@ func (w *watch) collect(ctx context.Context, o metric.Observer) error {
 		o.ObserveInt64(w.usage, t.Used, set)
 		o.ObserveInt64(w.limit, t.Limit, set)
 		o.ObserveFloat64(w.utilization, utilization(t), set)
+		w.collectDollars(o, key, t, set)
 		if l := t.Learned; l != nil {
 			o.ObserveFloat64(w.learnedRate, l.Rate/t.Tier.Window.Seconds(), set)
 			o.ObserveFloat64(w.noise, l.Noise, set)

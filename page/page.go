@@ -58,6 +58,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/observe"
 )
 
@@ -90,7 +91,9 @@ type Options struct {
 //go:embed assets
 var assets embed.FS
 
-var pageTemplate = template.Must(template.New("page.html").Funcs(template.FuncMap{"short": short, "sorted": byCondition, "percent": percent}).ParseFS(assets, "assets/page.html"))
+var pageTemplate = template.Must(template.New("page.html").Funcs(template.FuncMap{
+	"short": short, "sorted": byCondition, "percent": percent, "use": use, "amount": algorithms.FormatAmount,
+}).ParseFS(assets, "assets/page.html"))
 
 // short returns the beginning of a long name.
 func short(name string) string {
@@ -102,6 +105,15 @@ func short(name string) string {
 
 // percent returns a part of one in percent.
 func percent(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) }
+
+// use returns how much of a tier is used and, of a budget, how much will be.
+func use(t Tier) string {
+	text := algorithms.FormatUse(t.Used, t.Limit, t.Unit)
+	if t.Forecast != nil {
+		text += ", " + t.Forecast.Text
+	}
+	return text
+}
 
 // contentSecurityPolicy allows what the page loads from its own address, and nothing else.
 const contentSecurityPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; " +

@@ -12,6 +12,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/leaktest"
@@ -56,6 +58,39 @@ func watched(t *testing.T, stats *observe.Stats, p throttle.Policy, s throttle.S
 		t.Fatal(err)
 	}
 	return l
+}
+
+// TestMoney checks what the page says of a budget in dollars, to programs and without JavaScript.
+func TestMoney(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		policy, err := throttle.ParsePolicy("models", "5/s + $500/month")
+		if err != nil {
+			t.Fatal(err)
+		}
+		stats := observe.NewStats()
+		l := watched(t, stats, policy, nil)
+		time.Sleep(20 * 24 * time.Hour)
+		p, err := l.Acquire(t.Context(), throttle.Cost{"nanodollars": 396_000_000_000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Passed()
+		p.Release()
+		h := page.New(page.Options{Stats: stats})
+		body := get(h, "GET", "/").Body.String()
+		for _, want := range []string{
+			"<li><bdi>5/s</bdi>: 1 of 5 used</li>",
+			"<li><bdi>$500/month</bdi>: $396.00 of $500.00 used, about $614 expected by 31 Jan, $114 more than the budget</li>",
+		} {
+			if !strings.Contains(body, want) {
+				t.Errorf("%s\nhas no %s", body, want)
+			}
+		}
+		tiers := decode[page.State](t, get(h, "GET", "/state.json").Body.String()).Policies[0].Tiers
+		if f := tiers[1].Forecast; tiers[0].Forecast != nil || f == nil || f.Total != 613_800_000_000 {
+			t.Errorf("forecasts are %+v and %+v, want none and $613.80", tiers[0].Forecast, f)
+		}
+	})
 }
 
 // TestPaths checks what each path serves, and its headers.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/common/expfmt"
@@ -138,7 +139,15 @@ func documented(t *testing.T) (all []string) {
 }
 
 // served returns what package observe serves after events of all kinds.
-func served(t *testing.T) schema {
+func served(t *testing.T) (s schema) {
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(2 * time.Hour) // of a month, so that there is a forecast
+		s = servedNow(t)
+	})
+	return s
+}
+
+func servedNow(t *testing.T) schema {
 	stats, ctx := observe.NewStats(), context.Background()
 	o := stats.Observer()
 	o.Queued(ctx, throttle.QueuedInfo{Policy: "api"})
@@ -150,7 +159,7 @@ func served(t *testing.T) schema {
 	o.Paused(throttle.PausedInfo{Policy: "api", For: time.Second, Cause: "call"})
 	o.Called(throttle.CalledInfo{Policy: "api", Duration: time.Millisecond, Requests: 1})
 	learns := throttle.Tier{Limit: 5, Window: time.Second, Algorithm: throttle.GCRA, Learn: throttle.Learn{Most: 1000}}
-	lim, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(5), learns, throttle.Budget(100, "usd", throttle.Month)}}, nil)
+	lim, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(5), learns, throttle.Budget(100, "usd", throttle.Month), throttle.Budget(5e9, "nanodollars", throttle.Month)}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,8 +12,13 @@ let last = null; // the state without histories
 /* Words */
 
 const number = new Intl.NumberFormat('en').format;
+// amount returns an amount of a unit. A nanodollar is a billionth of a dollar.
+const dollars = digits => new Intl.NumberFormat('en', {style: 'currency', currency: 'USD', maximumFractionDigits: digits}).format;
+const [cents, millionths] = [dollars(2), dollars(6)];
+const amount = (n, unit) => unit !== 'nanodollars' ? number(n) : (Math.abs(n) < 1e9 ? millionths : cents)(n / 1e9);
 const rate = n => n === 0 ? '0' : n < 0.1 ? '<0.1' : n < 10 ? n.toFixed(1) : number(Math.round(n));
 const plural = (n, word) => number(n) + ' ' + word + (n === 1 ? '' : 's');
+const upper = s => s.slice(0, 1).toUpperCase() + s.slice(1);
 const short = s => s.length > 120 ? s.slice(0, 100) + '…' : s;
 const title = s => s.trim() === '' ? '(no name)' : short(s);
 
@@ -103,7 +108,7 @@ function tierName(parts, tier, policy, own) {
   let rest = cut < 0 ? '' : tier.slice(cut).replace(/^;/, '').replaceAll(';', ', ')
     .replace(/^ *unit=[^,]*(, )?/, '').replace(/algo=|zone=|=true/g, '').replaceAll('_', ' ');
   if (policy !== own) rest += (rest ? ', ' : '') + 'of ' + title(policy);
-  put(parts.name, short(head.replace(/^\d+/, n => number(Number(n))).replace(/\/m$/, '/min')));
+  put(parts.name, short(head.replace(/\d+/, n => number(Number(n))).replace(/\/m$/, '/min')));
   put(parts.more, rest ? ' ' + short(rest) : '');
 }
 
@@ -229,9 +234,9 @@ const left = s => endless(s) ? '' : ', ' + duration(s) + ' left';
 
 function showTier(parts, t, p, own) {
   tierName(parts, t.tier, t.policy, own);
-  const unit = t.unit === 'requests' ? '' : ' ' + short(t.unit);
+  const unit = t.unit === 'requests' || t.unit === 'nanodollars' ? '' : ' ' + short(t.unit);
   const percent = Math.floor(t.used / t.limit * 100);
-  put(parts.of, number(t.used) + ' of ' + number(t.limit) + unit + ' used' + (t.budget ? ', ' + percent + ' %' : ''));
+  put(parts.of, amount(t.used, t.unit) + ' of ' + amount(t.limit, t.unit) + unit + ' used' + (t.budget ? ', ' + percent + ' %' : ''));
   fill(parts.meter, t.used, t.limit);
   parts.meter.className = t.retry_after_seconds >= 1 || t.budget && percent >= 90 ? 'full' : '';
   const [note, warm] = t.budget ? budgetNote(t) : [tierNote(t) + after(p) + (t.origin ? '. ' + t.origin : ''), false];
@@ -242,7 +247,7 @@ function showTier(parts, t, p, own) {
 function tierNote(t) {
   if (t.retry_after_seconds < 0) return 'one more when one of them ends';
   if (t.retry_after_seconds > 0) return 'one more in ' + duration(t.retry_after_seconds);
-  return 'room for ' + number(t.remaining);
+  return 'room for ' + amount(t.remaining, t.unit);
 }
 
 // after says that nothing is admitted before the end of a pause or ban.
@@ -251,13 +256,14 @@ const after = p => p.closed_seconds > 0 ? ', after the ban' : p.paused_seconds >
 function budgetNote(t) {
   const end = t.period_end ? clock(Date.parse(t.period_end), false) : '';
   if (t.remaining <= 0) return ['▲ spent; ' + (end ? 'the next period begins ' + end : tierNote(t)), true];
-  const room = number(t.remaining) + ' left' + (end ? ' until ' + end : '');
-  if (!t.projection) return [room, false];
+  const expected = t.forecast ? '. ' + upper(t.forecast.text) : '', more = t.forecast && t.forecast.total > t.limit;
+  const room = (more ? '▲ ' : '') + amount(t.remaining, t.unit) + ' left' + (end ? ' until ' + end : '') + expected;
+  if (!t.projection) return [room, more];
   const over = t.projection.over_seconds;
   const all = Math.abs(Date.parse(last.time) - Date.parse(t.period_start) - over * 1000) < 1000;
   const since = 'At the rate of the ' + (all ? 'period so far' : 'last ' + duration(over));
-  if (!t.projection.spent_at) return [room + '. ' + since + ' it lasts the period', false];
-  return ['▲ ' + room + '. ' + since + ' it is spent ' + clock(Date.parse(t.projection.spent_at), false), true];
+  if (!t.projection.spent_at) return [room + '. ' + since + ' it lasts the period', more];
+  return [(more ? '' : '▲ ') + room + '. ' + since + ' it is spent ' + clock(Date.parse(t.projection.spent_at), false), true];
 }
 
 // showFact shows a number under its name, or removes it if the value is empty.

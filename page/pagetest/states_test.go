@@ -77,6 +77,17 @@ var states = []struct {
 		s.send(s.limiter("github", "5000/h"), 3)
 		s.send(s.limiter("openai", "500/m + 40/month;budget=true"), 40)
 	}, []string{"Spent until", "spent; the next period"}},
+	{"money", func(t *testing.T, s *site) {
+		l := s.limiter("models", "500/m + $1500/month;zone=UTC")
+		for range 2 {
+			p, err := l.Acquire(t.Context(), throttle.Cost{"nanodollars": 656_200_000_000})
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.Passed()
+			p.Release()
+		}
+	}, []string{"$1500/month", "$1312.40 of $1500.00 used", "$187.60 left until "}},
 	{"full", func(_ *testing.T, s *site) { s.send(s.limiter("coinbase", "50/s + 40/h"), 40) }, []string{"Full until"}},
 	{"fresh", func(t *testing.T, s *site) {
 		notes := map[string]string{"anthropic": "Counts several quotas, such as one for each model or account. They are shown after the first request."}

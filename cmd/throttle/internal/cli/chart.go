@@ -32,6 +32,9 @@ func (r *planResult) text(width int) string {
 		fmt.Fprintf(&b, ", %s", plural(r.Workers, "worker"))
 	}
 	fmt.Fprintf(&b, ", answers after %v, from %s\n", ofSeconds(r.Answers), clock(r.Start))
+	if r.Price != nil {
+		b.WriteString("\n" + r.Price.text())
+	}
 	scale := time.Duration(0)
 	for _, p := range r.Plans {
 		scale = max(scale, p.run.Length())
@@ -136,6 +139,9 @@ func (p *plan) text(width int, scale time.Duration, several bool) string {
 		return b.String()
 	default:
 		fmt.Fprintf(&b, "\n  takes %s, until %s: %s on average\n", length(p.run.Length()), clock(p.End), rate(p.Average))
+	}
+	for _, budget := range p.Budgets {
+		b.WriteString(budget.text())
 	}
 	if p.run.Length() > 0 && len(p.Bound) > 0 {
 		b.WriteString("\n" + p.chart(width, scale) + "\n" + p.legend(width))

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/cmd/throttle/config"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -63,7 +64,11 @@ func (p *played) readPreset(l config.Limits, request string) error {
 		}
 	}
 	var names []string
-	for _, s := range provider.Scopes {
+	scopes := provider.Scopes
+	if r == nil && p.cost[algorithms.Nanodollars] > 0 {
+		scopes = ofTokens(scopes)
+	}
+	for _, s := range scopes {
 		names = append(names, s.Name)
 		if s.Key != nil && r != nil {
 			if _, counts := s.Key(r); !counts {
@@ -76,11 +81,24 @@ func (p *played) readPreset(l config.Limits, request string) error {
 	}
 	keyed := func(s providers.Scope) bool { return s.Key != nil }
 	switch {
-	case r == nil && len(provider.Scopes) > 1 && slices.ContainsFunc(provider.Scopes, keyed):
+	case r == nil && len(scopes) > 1 && slices.ContainsFunc(scopes, keyed):
 		return usagef("%s has several quotas, %s: name a request with --request, such as 'GET https://%s/', for those that count it",
 			p.text, strings.Join(names, ", "), strings.TrimPrefix(provider.Hosts[0], "*."))
 	case len(p.policy.Tiers) == 0:
 		return usagef("no quota of %s counts the request %s: it has %s", p.text, request, strings.Join(names, ", "))
 	}
 	return nil
+}
+
+// ofTokens returns the quotas that count tokens, which a request with a price has, or all if none does.
+func ofTokens(scopes []providers.Scope) (some []providers.Scope) {
+	for _, s := range scopes {
+		if slices.ContainsFunc(s.Policy.Tiers, func(t throttle.Tier) bool { return strings.HasSuffix(t.Unit, "tokens") }) {
+			some = append(some, s)
+		}
+	}
+	if some == nil {
+		return scopes
+	}
+	return some
 }

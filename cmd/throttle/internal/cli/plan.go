@@ -32,6 +32,11 @@ LIMITS is a text such as '5/s + 10000/h', or a preset such as github. plan compa
 several of them. With --pool they are the members of one pool: each request goes
 to the one that admits it first.
 
+--price adds what the batch costs in dollars, for requests with the numbers of tokens
+in --tokens: input from no cache, cached, written to a cache, and output. A budget
+such as $500/month is compared with that. The tokens are also what policies count
+as tokens, input_tokens and output_tokens, if --cost does not name them.
+
 Exit codes: 64 bad usage, 78 a bad policy.`,
 		Example: `  throttle plan '5/s + 10000/h' 40000
   throttle plan '5/s + 10000/h' '5/s + 20000/h' 40000 --workers 8 --answers 300ms
@@ -39,7 +44,9 @@ Exit codes: 64 bad usage, 78 a bad policy.`,
   throttle plan openai:requests=500,tokens=30000 2000 --cost tokens=800 \
     --request 'POST https://api.openai.com/v1/responses'
   throttle plan github 20000 --request 'GET https://api.github.com/repos/o/r'
-  throttle plan 300/min 100/min 40000 --pool`,
+  throttle plan 300/min 100/min 40000 --pool
+  throttle plan '500/min + $500/month' 2000 --price openai/gpt-4o --tokens input=600,cached=200,output=300
+  throttle plan '$20/day' 100000 --prices ours.json --price our-model --tokens input=600,output=300 --batch`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) < 2 {
 				return usagef("plan needs a policy and a number of requests, such as '5/s + 10000/h' 40000")
@@ -60,6 +67,7 @@ Exit codes: 64 bad usage, 78 a bad policy.`,
 	flags.StringSliceVar(&f.costs, "cost", nil, "what a request costs, as `unit=n`, with commas between several")
 	flags.StringVar(&f.start, "start", "", "the `time` at which the batch begins, as 2006-01-02T15:04:05Z (default now)")
 	flags.StringVar(&f.request, "request", "", "the `request` to play, for a preset with several quotas, as 'GET https://host/path'")
+	f.price.register(flags)
 	flags.BoolVar(&f.pool, "pool", false, "plan one batch over all of the policies, as the members of a pool")
 	return cmd
 }
@@ -70,6 +78,7 @@ type planFlags struct {
 	answers        time.Duration
 	costs          []string
 	start, request string
+	price          priceFlags
 }
 
 // A planResult is the result of the verb plan.
@@ -79,6 +88,8 @@ type planResult struct {
 	Answers  float64   `json:"answers_seconds"`
 	Start    time.Time `json:"start"`
 	Plans    []*plan   `json:"plans"`
+
+	Price *priceResult `json:"price,omitempty"`
 
 	Pool *poolPlan `json:"pool,omitempty"` // whose members have the plans
 }
@@ -107,6 +118,8 @@ type plan struct {
 	Enough   int64        `json:"enough_workers,omitempty"` // if the workers bind
 	Fastest  float64      `json:"enough_workers_duration_seconds,omitempty"`
 	Refused  *planRefusal `json:"refused,omitempty"`
+
+	Budgets []budgetResult `json:"budgets,omitempty"` // in dollars, compared with what the batch costs
 
 	run *simulate.Run
 }
@@ -139,6 +152,14 @@ func (f *planFlags) play(ctx context.Context, policies []string, count string) (
 	if err != nil {
 		return nil, err
 	}
+	if result.Price, err = f.price.read(policies); err != nil {
+		return nil, err
+	}
+	named := cost
+	if result.Price != nil {
+		cost = result.Price.add(cost)
+		result.Price.Total = float64(result.Requests) * result.Price.Request
+	}
 	counted := map[string]bool{algorithms.Requests: true}
 	var all []played
 	var batches []simulate.Batch
@@ -163,9 +184,12 @@ func (f *planFlags) play(ctx context.Context, policies []string, count string) (
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", p.text, err)
 		}
+		if result.Price != nil {
+			result.Price.compare(one, p.policy, batches[i].Count)
+		}
 		result.Plans = append(result.Plans, one)
 	}
-	for unit := range cost {
+	for unit := range named {
 		if !counted[unit] {
 			return nil, usagef("no policy counts %s, which --cost names", unit)
 		}

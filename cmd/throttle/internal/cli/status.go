@@ -23,6 +23,7 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/cmd/throttle/config"
 	"github.com/apithrottle/throttle/cmd/throttle/internal/alike"
+	"github.com/apithrottle/throttle/internal/projection"
 	"github.com/apithrottle/throttle/observe"
 	"github.com/apithrottle/throttle/page"
 	"github.com/apithrottle/throttle/store"
@@ -69,6 +70,10 @@ type tierResult struct {
 	// RetryAfter is the time until one more unit is admitted. It is nil where only the end of
 	// a request helps.
 	RetryAfter *float64 `json:"retry_after_seconds"`
+
+	// Forecast is how much of a budget will be used at the end of its period. A quota that was read itself, and not
+	// from a page, has that of the mean of its period, and of what top has seen since.
+	Forecast *observe.Forecast `json:"forecast,omitempty"`
 
 	Followed int64          `json:"followed,omitempty"` // units per window; if none, those of the tier
 	Learned  *learnedResult `json:"learned,omitempty"`
@@ -240,7 +245,8 @@ type openQuota struct {
 	label string
 	store *place
 	*throttle.Limiter
-	one throttle.Cost // of what the policy counts
+	one     throttle.Cost // of what the policy counts
+	budgets *projection.Meters
 }
 
 // openQuotas opens quotas in their store. It makes no file.
@@ -274,7 +280,7 @@ func (c *command) openQuotas(q quotas) (opened []openQuota, closer func(), err e
 		if units := countedUnits(p.Policy); !slices.Contains(units, algorithms.Requests) {
 			one = throttle.Cost{units[0]: 1}
 		}
-		opened = append(opened, openQuota{label, &q.store, l, one})
+		opened = append(opened, openQuota{label, &q.store, l, one, new(projection.Meters)})
 	}
 	return opened, closer, nil
 }
@@ -285,6 +291,7 @@ func (q openQuota) read(ctx context.Context, explain bool) quotaResult {
 	r.err = q.store.patiently(func() error {
 		status, err := q.Status(ctx)
 		r = newQuotaResult(q.label, status)
+		q.forecast(status, r.Tiers)
 		if explain && err == nil {
 			var e throttle.Explanation
 			e, err = q.Explain(ctx, q.one)
@@ -296,6 +303,15 @@ func (q openQuota) read(ctx context.Context, explain bool) quotaResult {
 		r.Failure, r.Text = r.err.Error(), ""
 	}
 	return r
+}
+
+// forecast adds the forecasts of budgets to the results of their tiers.
+func (q openQuota) forecast(status throttle.Status, tiers []tierResult) {
+	for i, t := range status.Tiers {
+		if f, ok := q.budgets.Read("", i, t, time.Now(), nil); ok {
+			tiers[i].Forecast = &observe.Forecast{Total: f.Total, Rough: f.Rough, Text: f.Text}
+		}
+	}
 }
 
 // configQuotas returns the quotas of a configuration file, or those that names and --key name.
@@ -498,7 +514,7 @@ func pageResult(p page.Policy, now time.Time) quotaResult {
 	}
 	q := newQuotaResult(p.Name, s)
 	for i, t := range p.Tiers {
-		q.Tiers[i].Tier, q.Tiers[i].Unit, q.Tiers[i].Origin = t.Tier, t.Unit, t.Origin
+		q.Tiers[i].Tier, q.Tiers[i].Unit, q.Tiers[i].Origin, q.Tiers[i].Forecast = t.Tier, t.Unit, t.Origin, t.Forecast
 	}
 	if n := len(p.History.Admitted); n > 1 { // the last second has not ended
 		q.Admitted = &p.History.Admitted[n-2]
@@ -530,7 +546,7 @@ func (r statusResult) text() string {
 	rows := [][]string{{"QUOTA", "TIER", "USED", "LIMIT", "LEFT", "NEXT"}}
 	for _, q := range r.Quotas {
 		for _, t := range q.Tiers {
-			rows = append(rows, []string{plain(q.Name), plain(t.Tier), fmt.Sprint(t.Used), fmt.Sprint(t.Limit), fmt.Sprint(t.Remaining), q.next(t)})
+			rows = append(rows, []string{plain(q.Name), plain(t.Tier), t.amount(t.Used), t.amount(t.Limit), t.amount(t.Remaining), q.next(t)})
 		}
 	}
 	if len(rows) > 1 {
@@ -551,8 +567,17 @@ func (q quotaResult) text() string {
 	case q.Text == "":
 		return "Nothing is known of its tiers."
 	}
-	return q.Text
+	text := q.Text
+	for _, t := range q.Tiers {
+		if t.Forecast != nil {
+			text += " " + t.Tier + ": " + t.Forecast.Text + "."
+		}
+	}
+	return text
 }
+
+// amount returns an amount of the tier's unit.
+func (t tierResult) amount(n int64) string { return algorithms.FormatAmount(n, t.Unit) }
 
 // next returns when the quota admits one more unit of a tier.
 func (q quotaResult) next(t tierResult) string {

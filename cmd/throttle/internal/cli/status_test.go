@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/cmd/throttle/config"
+	"github.com/apithrottle/throttle/internal/projection"
 	"github.com/apithrottle/throttle/internal/redistest"
 	"github.com/apithrottle/throttle/observe"
 	"github.com/apithrottle/throttle/page"
@@ -331,4 +333,54 @@ func TestStatusOfPool(t *testing.T) {
 			t.Errorf("%q is not in\n%s", want, shown)
 		}
 	}
+}
+
+// TestStatusInDollars tests what status and top show of a budget, of a quota and of a page.
+func TestStatusInDollars(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, err := throttle.ParsePolicy("models", "$500/month")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := throttle.New(p, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * 24 * time.Hour)
+		permit, err := l.Acquire(t.Context(), throttle.Cost{"nanodollars": 396_000_000_000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		permit.Passed()
+		permit.Release()
+		stats := observe.NewStats()
+		if err := stats.Watch("models", l); err != nil {
+			t.Fatal(err)
+		}
+		w := httptest.NewRecorder()
+		page.New(page.Options{Stats: stats}).ServeHTTP(w, httptest.NewRequest("GET", "/state.json", nil))
+		var state page.State
+		if err := json.Unmarshal(w.Body.Bytes(), &state); err != nil {
+			t.Fatal(err)
+		}
+		for name, q := range map[string]quotaResult{
+			"quota": openQuota{"models", new(place), l, nil, new(projection.Meters)}.read(t.Context(), false),
+			"page":  pageResults(state.Policies[0], state.Time)[0],
+		} {
+			const expected = "about $614 expected by 31 Jan, $114 more than the budget"
+			r := statusResult{Quotas: []quotaResult{q}}
+			for _, want := range []string{
+				"models  $500/month  $396.00  $500.00  $104.00  now",
+				"models: $500/month: $396.00 of $500.00 used, room for $104.00. $500/month: " + expected + ".",
+			} {
+				if got := strings.Join(strings.Fields(r.text()), " "); !strings.Contains(got, strings.Join(strings.Fields(want), " ")) {
+					t.Errorf("%s: %s\nhas no %s", name, got, want)
+				}
+			}
+			shown := strings.Join(screenLines(r, nil, 100, true), "\n")
+			if !strings.Contains(shown, "  $396.00 of $500.00  room for $104.00\n\x1b[33m    "+expected+"\x1b[0m\n") {
+				t.Errorf("%s: top shows\n%s", name, shown)
+			}
+		}
+	})
 }

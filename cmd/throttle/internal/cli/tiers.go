@@ -24,7 +24,7 @@ func withoutOptions(text string) string {
 		return text
 	}
 	short, _, _ := strings.Cut(text, ";")
-	if t.Unit != "" && t.Unit != algorithms.Requests {
+	if t.Unit != "" && t.Unit != algorithms.Requests && t.Unit != algorithms.Nanodollars {
 		short += " " + t.Unit
 	}
 	switch {

@@ -217,6 +217,13 @@ func screenLines(r statusResult, err error, width int, colors bool) (lines []str
 			if t.Origin != "" {
 				lines = append(lines, cut("    "+plain(t.Origin), width))
 			}
+			if f := t.Forecast; f != nil {
+				style := ""
+				if f.Total > t.Limit {
+					style = "33"
+				}
+				lines = append(lines, styled(style, cut("    "+plain(f.Text), width)))
+			}
 		}
 		lines = append(lines, "")
 	}
@@ -260,7 +267,7 @@ func nameWidth(width int) int { return min(28, width/3) }
 
 // texts returns how much of a tier is used, when there is more, and in which style to say so.
 func (t tierResult) texts() (count, next, style string) {
-	count, next, style = fmt.Sprintf("%d of %d", t.Used, t.Limit), fmt.Sprintf("room for %d", t.Remaining), "32"
+	count, next, style = t.amount(t.Used)+" of "+t.amount(t.Limit), "room for "+t.amount(t.Remaining), "32"
 	switch {
 	case t.RetryAfter == nil:
 		style, next = "31", "more at an end"
@@ -277,7 +284,7 @@ func (t tierResult) texts() (count, next, style string) {
 func (t tierResult) line(width, bar int, styled func(style, text string) string) string {
 	count, next, style := t.texts()
 	if bar < 4 {
-		rest := fmt.Sprintf("%d/%d %s", t.Used, t.Limit, t.next())
+		rest := fmt.Sprintf("%s/%s %s", t.amount(t.Used), t.amount(t.Limit), t.next())
 		name := max(4, width-len(rest)-3)
 		text := []rune(cut(fmt.Sprintf("  %-*s %s", name, cut(plain(t.Tier), name), rest), width))
 		at := min(len(text), name+3)

@@ -114,8 +114,8 @@ func (p *batch) play(ctx context.Context) error {
 		before := p.total
 		again, by := p.admit()
 		if by >= 0 && p.plan.Exhausted(by) {
-			until := time.Unix(0, again).In(p.Start.Location()).Add(time.Duration(p.skipped))
-			p.run.Refused = &Refusal{Request: p.total + 1, Tier: p.plan.Declared(by), At: time.Duration(elapsed()), Until: until}
+			p.run.Refused = &Refusal{Request: p.total + 1, Tier: p.plan.Declared(by), At: time.Duration(elapsed())}
+			p.run.Refused.Until = time.Unix(0, p.room(again)).In(p.Start.Location()).Add(time.Duration(p.skipped))
 			break
 		}
 		if p.total == p.Count {
@@ -147,6 +147,17 @@ func (p *batch) play(ctx context.Context) error {
 		p.run.length = p.pending[n-1].at + int64(p.Answers) - start + p.skipped
 	}
 	return nil
+}
+
+// room returns when a budget has room again that has refused a request until an instant. If all that it has
+// is in flight, estimated, that is known when the responses are in.
+func (p *batch) room(again int64) int64 {
+	for again == never && len(p.pending) > 0 {
+		p.now = later(p.pending[0].at, p.Answers)
+		p.answer()
+		again, _ = p.earliest(p.now, p.cost)
+	}
+	return again
 }
 
 // recur looks for an earlier state that is the present one but for the time. If there is one, all that

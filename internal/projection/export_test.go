@@ -1,0 +1,4 @@
+package projection
+
+// Len returns how many hours are kept.
+func (h *Hours) Len() int { return len(h.sums) }

@@ -1,0 +1,98 @@
+package projection_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	. "github.com/apithrottle/throttle/internal/projection"
+	"github.com/apithrottle/throttle/store"
+)
+
+// status returns the state of a budget of $500 a month.
+func status(t testing.TB, used int64) store.TierStatus {
+	t.Helper()
+	tier, err := algorithms.ParseTier("$500/month;zone=Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return store.TierStatus{Tier: tier, Limit: tier.Limit, Used: used}
+}
+
+// TestMetersKnowTheMonthBefore reads a budget each hour, of which a dollar is spent in each hour of a weekday, and
+// a quarter on weekends, for 33 days. The second month, of 31 days, has 23 weekdays and 8 days of a weekend.
+func TestMetersKnowTheMonthBefore(t *testing.T) {
+	zone, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m Meters
+	used, ok := int64(0), false
+	var f Forecast
+	month := time.November
+	for now := time.Date(2026, 11, 1, 0, 0, 0, 0, zone); now.Day() < 3 || now.Month() == time.November; now = now.Add(time.Hour) {
+		if now.Month() != month {
+			month, used = now.Month(), 0
+		}
+		f, ok = m.Read("api", 0, status(t, used), now, nil)
+		if used += 1_000_000_000; now.Weekday() == time.Saturday || now.Weekday() == time.Sunday {
+			used -= 750_000_000
+		}
+	}
+	const want = (23 + 8.0/4) * 24 * 1e9
+	if off := float64(f.Total)/want - 1; !ok || off < -0.01 || off > 0.01 || f.Rough || f.Text != "$600 expected by 31 Dec, $100 more than the budget" {
+		t.Errorf("forecast %+v, %v, want %v", f, ok, want)
+	}
+}
+
+// TestMetersReadGaps reads a budget after ten days in which the process has seen only its own requests, at night.
+func TestMetersReadGaps(t *testing.T) {
+	night := func(hour int64) int64 {
+		if h := time.Unix(hour*3600, 0).UTC().Hour(); h < 6 {
+			return 10
+		}
+		return 0
+	}
+	for name, tt := range map[string]struct {
+		busy func(int64) int64
+		want int64
+	}{
+		"busy at night": {night, 310_000_000_000},                                        // for 31 nights
+		"not busy":      {func(int64) int64 { return 0 }, 110_000_000_000 * 31 * 4 / 41}, // of 41 quarters of a day
+	} {
+		var m Meters
+		start := time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
+		day := status(t, 0)
+		day.Tier.Zone = ""
+		m.Read("api", 0, day, start, tt.busy)
+		day.Used = 110_000_000_000 // 10 days and a night
+		now := start.AddDate(0, 0, 10).Add(6 * time.Hour)
+		f, ok := m.Read("api", 0, day, now, tt.busy)
+		if off := float64(f.Total)/float64(tt.want) - 1; !ok || off < -0.02 || off > 0.02 {
+			t.Errorf("%s: forecast %+v, %v, want about %d", name, f, ok, tt.want)
+		}
+		if again, _ := m.Read("api", 0, day, now.Add(-time.Hour), tt.busy); again.Total <= 0 {
+			t.Errorf("%s: forecast %+v of an earlier reading that comes later", name, again)
+		}
+	}
+}
+
+// TestMetersForgetNoHourWithAnotherLimit tests that the history of a budget doesn't depend on its limit, but on its
+// owner.
+func TestMetersForgetNoHourWithAnotherLimit(t *testing.T) {
+	var m Meters
+	start := time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
+	for hour := range int64(8*24 + 1) {
+		m.Read("api", 0, status(t, hour*1_000_000_000), start.Add(time.Duration(hour)*time.Hour), nil)
+	}
+	raised := status(t, 8*24*1_000_000_000)
+	raised.Tier.Limit *= 2
+	raised.Limit *= 2
+	now := start.AddDate(0, 0, 8)
+	if f, ok := m.Read("api", 0, raised, now, nil); !ok || f.Rough || f.Text != "$719 expected by 30 Nov" {
+		t.Errorf("forecast %+v, %v, want $719, from 8 days", f, ok)
+	}
+	if f, ok := m.Read("other", 0, raised, now, nil); !ok || !f.Rough {
+		t.Errorf("forecast %+v, %v of another owner, want a rough one", f, ok)
+	}
+}
