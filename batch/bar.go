@@ -16,7 +16,7 @@ import (
 // Bar returns a Job.Progress that writes the progress to w, which is usually os.Stderr. On a terminal it redraws
 // one line, which fits the width of the terminal, and leaves a line with the result at the end:
 //
-//	████████▍             42%  421,300 of 1,000,000  2,000/s  3 failed  4m49s left  $1.24
+//	████████▍             42%  421,300 of 1,000,000  2,000/s  3 failed  4m49s left  $1.24 of $2.94
 //
 // Anything else receives plain ASCII lines: the first state, one a minute, and the result. So does a terminal if
 // TERM is "dumb".
@@ -156,12 +156,16 @@ func lineOf(p *Progress, cells func(part float64, n int) string) line {
 		parts[left][0] = duration(p.TimeLeft) + " left"
 	}
 	if p.Nanodollars > 0 {
-		parts[cost][0] = dollars(p.Nanodollars)
+		spent := dollars(p.Nanodollars)
+		parts[cost] = []string{spent, spent, ""}
+	}
+	if p.NanodollarsLeft > 0 {
+		parts[cost][0] += " of " + dollars(p.Nanodollars+p.NanodollarsLeft)
 	}
 	if short, _, found := strings.Cut(p.Hint, ":"); found {
 		parts[hint][1] = short
 	}
-	return line{parts, []int{bar, hint, count, bar, cost, hint, count, rates, failed, left}}
+	return line{parts, []int{bar, hint, cost, count, bar, cost, hint, count, rates, failed, left}}
 }
 
 // totalOf returns how many items there are, or 0 if that is not known.

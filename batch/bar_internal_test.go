@@ -13,7 +13,7 @@ import (
 // running is the state of a job that runs.
 var running = Progress{
 	Report: Report{Done: 421_297, Failed: 3, Elapsed: 3*time.Minute + 31*time.Second, Nanodollars: 1_240_000_000},
-	Total:  1_000_000, Started: 50, Rate: 2000, TimeLeft: 4*time.Minute + 49*time.Second, TimeLeftKnown: true,
+	Total:  1_000_000, Started: 50, Rate: 2000, TimeLeft: 4*time.Minute + 49*time.Second, TimeLeftKnown: true, NanodollarsLeft: 1_700_000_000,
 }
 
 // ended is the state of the same job when it has ended.
@@ -30,7 +30,7 @@ func with(p Progress, change func(*Progress)) Progress {
 // TestBarLines draws lines on terminals of some widths. The strings have no escape codes.
 func TestBarLines(t *testing.T) {
 	hinted := with(running, func(p *Progress) { p.Hint = "AtOnce 1,000 binds: raise it" })
-	unknown := with(running, func(p *Progress) { p.Total, p.TimeLeftKnown, p.Nanodollars = 0, false, 0 })
+	unknown := with(running, func(p *Progress) { p.Total, p.TimeLeftKnown, p.Nanodollars, p.NanodollarsLeft = 0, false, 0, 0 })
 	for _, c := range []struct {
 		name  string
 		p     Progress
@@ -38,7 +38,7 @@ func TestBarLines(t *testing.T) {
 		ascii bool
 		want  string
 	}{
-		{"wide", running, 120, false, "████████▍             42%  421,300 of 1,000,000  2,000/s  3 failed  4m49s left  $1.24"},
+		{"wide", running, 120, false, "████████▍             42%  421,300 of 1,000,000  2,000/s  3 failed  4m49s left  $1.24 of $2.94"},
 		{"80 columns", running, 80, false, "████▏       42%  421,300 of 1,000,000  2,000/s  3 failed  4m49s left  $1.24"},
 		{"60 columns", running, 60, false, "42%  421,300  2,000/s  3 failed  4m49s left  $1.24"},
 		{"40 columns", running, 40, false, "42%  2,000/s  3 failed  4m49s left"},
@@ -46,7 +46,7 @@ func TestBarLines(t *testing.T) {
 		{"3 columns", running, 3, false, "42"},
 		{"no columns", running, 0, false, ""},
 		{"ASCII", running, 80, true, "####------  42%  421,300 of 1,000,000  2,000/s  3 failed  4m49s left  $1.24"},
-		{"hint", hinted, 120, false, "████████▍             42%  421,300 of 1,000,000  2,000/s  3 failed  4m49s left  $1.24  AtOnce 1,000 binds: raise it"},
+		{"hint", hinted, 120, false, "████▏       42%  421,300 of 1,000,000  2,000/s  3 failed  4m49s left  $1.24 of $2.94  AtOnce 1,000 binds: raise it"},
 		{"hint in 80 columns", hinted, 80, false, "42%  421,300  2,000/s  3 failed  4m49s left  $1.24  AtOnce 1,000 binds"},
 		{"unknown total", unknown, 80, false, "421,300 done  2,000/s  3 failed"},
 		{"end", ended, 80, false, "999,985 done  3 failed  12 skipped  in 8m20s  2,000/s  $2.95"},
@@ -116,7 +116,7 @@ func TestBarWithoutTerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile(f.Name())
-	line := "42%  421,300 of 1,000,000  2,000/s  3 failed  4m49s left  $1.24"
+	line := "42%  421,300 of 1,000,000  2,000/s  3 failed  4m49s left  $1.24 of $2.94"
 	want := strings.Repeat(line+"\n", 3) + line + "  budget 5/?\n999,985 done  3 failed  12 skipped  in 8m20s  2,000/s  $2.95\n"
 	if err != nil || string(got) != want {
 		t.Errorf("%v, %s, want %s", err, got, want)

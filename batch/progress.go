@@ -77,6 +77,9 @@ type Progress struct {
 	// have admitted so far, so it includes the waits for an hour or a day to end.
 	TimeLeft      time.Duration
 	TimeLeftKnown bool
+	// NanodollarsLeft is what the rest will cost, in billionths of a dollar, if its items cost what those that
+	// are over did. If zero, it is not known.
+	NanodollarsLeft int64
 	// Hint is what holds the job up now, or what would make it faster, in a few words for people, such as
 	// "AtOnce 1,000 binds: raise it" or "paused for 43s". If empty, nothing is to be said.
 	Hint string
@@ -340,6 +343,7 @@ func (p *reporter) state(final bool) Progress {
 	var budget string
 	now.TimeLeft, now.TimeLeftKnown, budget = p.left.left(remaining(&s, now.Total), at)
 	now.Hint = p.left.hint(budget)
+	now.NanodollarsLeft = int64(max(0, remaining(&s, now.Total)) * part(float64(s.Nanodollars), float64(s.Done+s.Failed)))
 	return now
 }
 

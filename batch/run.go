@@ -333,6 +333,7 @@ func (r *run[K, T, R]) tryByTransport(t *task[K, T, R]) error {
 // call calls Do.
 func (r *run[K, T, R]) call(ctx context.Context, t *task[K, T, R]) (err error) {
 	t.calls++
+	ctx = outcome.Spending(ctx, r.count.spend)
 	t.value, err = r.job.Do(withItem(ctx, &item{r.book, fmt.Sprint(t.key), t.permit}), t.item)
 	return err
 }
