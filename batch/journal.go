@@ -296,7 +296,11 @@ func (j *Journal) sync(to int64) error {
 // error comes last, with an empty Failure.
 func (j *Journal) Failed() iter.Seq2[Failure, error] {
 	return func(yield func(Failure, error) bool) {
-		if err := j.failed(func(f Failure) bool { return yield(f, nil) }); err != nil {
+		size, done, err := j.snapshot()
+		if err == nil {
+			err = (&failureReader{j, size, done}).all(func(f Failure) bool { return yield(f, nil) })
+		}
+		if err != nil {
 			yield(Failure{}, err)
 		}
 	}

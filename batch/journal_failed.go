@@ -7,21 +7,24 @@ import (
 	"slices"
 )
 
-// failed calls yield for each item whose last outcome is a failure, until it returns false.
-func (j *Journal) failed(yield func(Failure) bool) error {
-	size, done, err := j.snapshot()
+// A failureReader finds the failed items of a journal.
+type failureReader struct {
+	*Journal
+	size int64  // of the file
+	done bitmap // of what that has
+}
+
+// all calls yield for each item whose last outcome is a failure, until it returns false.
+func (r *failureReader) all(yield func(Failure) bool) error {
+	failures, err := r.last()
+	if err == nil && len(failures) > 0 {
+		failures, err = r.notDone(failures)
+	}
+	if err == nil && len(failures) > 0 {
+		err = r.yieldAt(failures, yield)
+	}
 	if err != nil {
-		return err
-	}
-	last, err := j.lastFailures(size)
-	if err == nil && len(last) > 0 {
-		last, err = j.notDone(last, size, done)
-	}
-	if err == nil && len(last) > 0 {
-		err = j.yieldAt(last, size, yield)
-	}
-	if err != nil {
-		return j.wrap(err)
+		return r.wrap(err)
 	}
 	return nil
 }
@@ -34,10 +37,10 @@ type failureAt struct {
 
 func byHash(a, b failureAt) int { return bytes.Compare(a.hash[:], b.hash[:]) }
 
-// each calls f for the entries up to an offset, until it returns false.
-func (j *Journal) each(size int64, f func(*entry) bool) error {
-	for r := j.reader(int64(headerLen), size); ; {
-		e, err := r.written()
+// each calls f for the entries until it returns false.
+func (r *failureReader) each(f func(*entry) bool) error {
+	for frames := r.reader(int64(headerLen), r.size); ; {
+		e, err := frames.written()
 		switch {
 		case err == io.EOF:
 			return nil
@@ -49,10 +52,10 @@ func (j *Journal) each(size int64, f func(*entry) bool) error {
 	}
 }
 
-// lastFailures returns the last failure of each item, by hash.
-func (j *Journal) lastFailures(size int64) ([]failureAt, error) {
+// last returns the last failure of each item, by hash.
+func (r *failureReader) last() ([]failureAt, error) {
 	var all []failureAt
-	err := j.each(size, func(e *entry) bool {
+	err := r.each(func(e *entry) bool {
 		if e.kind == kindFailed {
 			all = append(all, failureAt{hashOf(string(e.key)), -e.at})
 		}
@@ -67,11 +70,11 @@ func (j *Journal) lastFailures(size int64) ([]failureAt, error) {
 }
 
 // notDone returns the failures whose items are not done, in the order of the file.
-func (j *Journal) notDone(failures []failureAt, size int64, done bitmap) ([]failureAt, error) {
+func (r *failureReader) notDone(failures []failureAt) ([]failureAt, error) {
 	n := int64(0)
-	err := j.each(size, func(e *entry) bool {
+	err := r.each(func(e *entry) bool {
 		for starts := e.starts; len(starts) > 0; starts = starts[hashLen:] {
-			if done.has(n) {
+			if r.done.has(n) {
 				if i, ok := slices.BinarySearchFunc(failures, failureAt{hash: hash(starts)}, byHash); ok {
 					failures[i].at = -1
 				}
@@ -86,8 +89,8 @@ func (j *Journal) notDone(failures []failureAt, size int64, done bitmap) ([]fail
 }
 
 // yieldAt calls yield for failures, until it returns false.
-func (j *Journal) yieldAt(failures []failureAt, size int64, yield func(Failure) bool) error {
-	return j.each(size, func(e *entry) bool {
+func (r *failureReader) yieldAt(failures []failureAt, yield func(Failure) bool) error {
+	return r.each(func(e *entry) bool {
 		if e.at != failures[0].at {
 			return true
 		}

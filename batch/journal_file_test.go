@@ -137,6 +137,7 @@ func powerFailures(t *testing.T, seed uint64, wait time.Duration) {
 		}
 		j.kill()
 	}
+	time.Sleep(time.Second) // a sync may go on
 }
 
 // TestJournalSyncsAreShared finishes items at the same time and in one: these share the writes to the disk.
