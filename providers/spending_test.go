@@ -19,7 +19,6 @@ import (
 	"github.com/apithrottle/throttle/answers"
 	results "github.com/apithrottle/throttle/internal/outcome"
 	"github.com/apithrottle/throttle/providers"
-	"github.com/apithrottle/throttle/retry"
 )
 
 // priced returns prices of all models of an API, in picodollars: of a thousand tokens of input they are a
@@ -442,24 +441,6 @@ func TestAlertInDollars(t *testing.T) {
 		}
 		if a := alerts[0]; a.Tier != "$0.000005/month" || a.Percent != 80 || a.Used != 4_000 || a.Limit != 5_000 {
 			t.Errorf("got alert %+v", a)
-		}
-	})
-}
-
-// A request that is sent again costs what each attempt costs: nothing if it was refused.
-func TestRetriesCostTheirAttempts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		budget := budgetOf(t, "$1/month")
-		api := &paidAPI{replies: []paidReply{
-			{status: 429, kind: "application/json", body: `{}`},
-			{status: 503, kind: "application/json", body: `{}`, header: map[string]string{"Retry-After": "1"}},
-			ok(`{"usage":{"prompt_tokens":1000,"completion_tokens":20,"total_tokens":1020}}`),
-		}}
-		rt := spends(t, &providers.Spending{Limiter: budget, Prices: providers.PriceList{priced("openai")}}, providers.OpenAI(1_000, 1_000_000), "openai", api)
-		again := retry.Config{Transport: rt, Max: 5}.Client().Transport
-		n, err := buy(t, again, "POST", chatURL, `{"model":"gpt-4o","max_tokens":10,"messages":[]}`)
-		if err != nil || n != 1_100 || spent(t, budget) != 1_100 || api.sent != 3 {
-			t.Errorf("%d attempts cost %d, %v, and %d are spent; want 3 and 1100", api.sent, n, err, spent(t, budget))
 		}
 	})
 }
