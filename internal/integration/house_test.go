@@ -59,6 +59,8 @@ func receiver(f *ast.FuncDecl) string {
 			of = t.X
 		case *ast.IndexExpr:
 			of = t.X
+		case *ast.IndexListExpr:
+			of = t.X
 		case *ast.Ident:
 			return t.Name
 		default:
@@ -165,11 +167,11 @@ func TestAdmitKnowsNoResponses(t *testing.T) {
 }
 
 // TestOneWayToAskAQuota checks that only the admission, the queue and stores ask a quota for an admission. Package
-// snooze asks a Limiter.
+// snooze asks a Limiter, and package batch a semaphore.
 func TestOneWayToAskAQuota(t *testing.T) {
 	_, all := library(t)
 	for _, f := range all {
-		if slices.Contains(stores, f.dir()) || f.dir() == "internal/admit" || f.dir() == "internal/queue" || f.dir() == "snooze" {
+		if slices.Contains(stores, f.dir()) || slices.Contains([]string{"internal/admit", "internal/queue", "snooze", "batch"}, f.dir()) {
 			continue
 		}
 		ast.Inspect(f.File, func(n ast.Node) bool {
