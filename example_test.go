@@ -667,7 +667,7 @@ func inMoney(ctx context.Context) context.Context {
 		Name: "model",
 		Tiers: []throttle.Tier{
 			{Limit: 90_000, Window: time.Minute, Algorithm: throttle.TokenBucket, Unit: "tokens", Estimated: true},
-			throttle.Budget(100_000_000, "usd", throttle.Month), // $100.00, in millionths
+			throttle.Budget(100_000_000, "eur", throttle.Month), // 100.00 euros, in millionths
 		},
 		AlertAt:  []int{80, 100}, // percent; once a month, in one process of a fleet
 		Alert:    func(a throttle.Alert) { log.Printf("%d %% of %s are spent", a.Percent, a.Tier) },
@@ -751,8 +751,8 @@ func TestReadme(t *testing.T) {
 		source = append(source, text...)
 	}
 	blocks := strings.Split(string(pages), "```go\n")[1:]
-	if len(blocks) != 6 {
-		t.Fatalf("the pages have %d Go blocks, want 6", len(blocks))
+	if len(blocks) != 7 {
+		t.Fatalf("the pages have %d Go blocks, want 7", len(blocks))
 	}
 	for _, block := range blocks {
 		code, _, _ := strings.Cut(block, "```")

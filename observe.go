@@ -439,7 +439,7 @@ var errPanicked = errors.New("throttle: a function of the Policy or the Transpor
 
 // refuse reports that the request is refused with an error.
 func (r *record) refuse(err error) {
-	if err == nil || !r.complete() || r.observer.Refused == nil {
+	if err == nil || !r.complete() || r.observer.Refused == nil || admit.IsHedge(r.ctx) {
 		return
 	}
 	if err == admit.ErrNotNow {

@@ -14,6 +14,7 @@ import (
 	"github.com/apithrottle/throttle/internal/admit"
 	"github.com/apithrottle/throttle/internal/credentials"
 	"github.com/apithrottle/throttle/internal/delivery"
+	"github.com/apithrottle/throttle/internal/outcome"
 )
 
 // A Transport is an http.RoundTripper that sends a request when the limiter admits it. The zero
@@ -22,37 +23,34 @@ import (
 // RoundTrip blocks until the request is admitted or its context ends. If the limiter refuses the
 // request, RoundTrip does not send it and returns the limiter's error.
 //
-// A 429, a 503 with Retry-After, or another response that the Profile classifies as a refusal
-// pauses the quota for all callers that share it. The pause lasts as long as the response asks for,
-// but after a 503 at most one minute. If the response names no time, the pause is one second,
-// doubled with each further pause until a request succeeds, times a random factor from 1 to 2.
-// After the pause one request is sent as a probe, and the others follow when its response is in. A
-// pause longer than Policy.MaxPause, or a ban, closes the quota: callers get ErrBanned until it
-// ends. A pause that the Profile reads from the body closes the quota for MaxPause at most, because
-// others may have written the body. RoundTrip returns the response unchanged; package retry sends
-// refused requests again.
+// A 429, a 503 with Retry-After, or another response that the Profile classifies as a refusal pauses the quota
+// for all callers that share it. The pause lasts as long as the response asks for, but after a 503 at most one
+// minute. If the response names no time, the pause is one second, doubled with each further pause until a
+// request succeeds, times a random factor from 1 to 2. After the pause one request is sent as a probe, and the
+// others follow when its response is in. A pause longer than Policy.MaxPause, or a ban, closes the quota:
+// callers get ErrBanned until it ends. A pause that the Profile reads from the body closes the quota for
+// MaxPause at most, because others may have written the body. RoundTrip returns the response unchanged; package
+// retry sends refused requests again.
 //
-// A response that has passed may have a stream with a refusal, if the Profile has rules for its events.
-// The quota pauses for it in the Read of the body that returns the end of the event, which takes a round
-// trip with a shared store. The request has arrived and passed, and costs what the stream reports.
+// A response that has passed may have a stream with a refusal, if the Profile has rules for its events. The
+// quota pauses for it in the Read of the body that returns the end of the event, which takes a round trip with
+// a shared store. The request has arrived and passed, and costs what the stream reports.
 //
-// An admitted request is in flight until its response comes, and on a policy with Concurrency or
-// Estimated tiers until the end of the response's body: until that is read to EOF or closed, or until
-// the request's context or AttemptTimeout ends. A body that nobody closes holds its place for ever if
-// neither ends. An upgraded connection, the body of a 101 response, lasts until it is closed, because
-// net/http keeps it open when the context ends. A request that ends in an error may still arrive, so it
-// stays in flight until Policy.Guard has passed. A request that never reached the wire is refunded,
-// provided that Base supports httptrace, as net/http does, or wraps a Base that does and passes the
-// request's context on.
+// An admitted request is in flight until its response comes, and on a policy with Concurrency or Estimated
+// tiers until the end of the response's body: until that is read to EOF or closed, or until the request's
+// context or AttemptTimeout ends. A body that nobody closes holds its place for ever if neither ends. An
+// upgraded connection, the body of a 101 response, lasts until it is closed, because net/http keeps it open
+// when the context ends. A request that ends in an error may still arrive, so it stays in flight until
+// Policy.Guard has passed. A request that never reached the wire is refunded, provided that Base supports
+// httptrace, as net/http does, or wraps a Base that does and passes the request's context on.
 //
-// The limiter does not see requests that net/http's own Transport repeats: it sends a request again
-// if a kept-alive connection turns out to be closed before the first byte of a response, and the
-// request is idempotent or nothing of it was written. If the provider counts those too, set
-// DisableKeepAlives on the Base or declare a slightly lower limit.
+// The limiter does not see requests that net/http's own Transport repeats: it sends a request again if a
+// kept-alive connection turns out to be closed before the first byte of a response, and the request is idempotent
+// or nothing of it was written. If the provider counts those too, set DisableKeepAlives on the Base or declare a
+// slightly lower limit.
 //
 // A signature that is made before the wait may expire during the wait. Sign in the Base instead; an
-// oauth2.Transport that is the Base does so. If an SDK signs before it calls the Transport, set
-// SendBy.
+// oauth2.Transport that is the Base does so. If an SDK signs before it calls the Transport, set SendBy.
 //
 // A Transport is safe for concurrent use, as long as its fields are not changed.
 type Transport struct {
@@ -147,9 +145,11 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 	case t.AttemptTimeout <= 0:
 		sending = true
+		outcome.Admitted(req.Context())
 		return t.base().RoundTrip(req)
 	}
 	sending = true
+	outcome.Admitted(req.Context())
 	return a.send(req)
 }
 
@@ -255,7 +255,7 @@ func (a *attempt) admitInPool(req *http.Request) (member string, err error) {
 
 // demand returns what the request asks for, and sets sendBy.
 func (a *attempt) demand(req *http.Request) admit.Demand {
-	t, d := a.transport, admit.Demand{N: 1, Held: true, Object: func() string { return objectOf(req) }}
+	t, d := a.transport, admit.Demand{N: 1, Held: true, NoWait: admit.IsHedge(req.Context()), Object: func() string { return objectOf(req) }}
 	if t.Cost != nil {
 		d.Cost = t.Cost(req)
 		if t.Settle != nil {

@@ -21,8 +21,7 @@ import (
 // A Price is what the requests of a model cost, as a page of its provider says. Prices are in
 // picodollars, of which a dollar has 10^12: $1.25 per million tokens are 1,250,000 a token.
 //
-// A Price is of text. It doesn't contain what some providers charge beside the tokens of a request or
-// in other ways: calls of hosted tools and searches, the hours that a cache is kept, images, audio and
+// A Price contains the tokens of text. It does not contain what some providers charge in other ways: calls of hosted tools and searches, the hours that a cache is kept, images, audio and
 // video, surcharges of regions, faster or slower service tiers, taxes and discounts of an account.
 type Price struct {
 	// API is the Name of the Provider: "openai", "anthropic", "gemini", "azureopenai", "bedrock", or
@@ -62,7 +61,8 @@ type Price struct {
 	// Long are the prices of requests with long input. If zero, they cost the same.
 	Long LongPrice
 
-	// Page is the address of the provider's page, and Day the day on which it was read: "2026-11-29".
+	// Page is the address of the provider's page. Day is the day of what was read of it, such as
+	// "2026-11-29": of the page, or of a copy of it.
 	Page, Day string
 }
 
@@ -78,16 +78,16 @@ type LongPrice struct {
 // Free is the CachedInput, BatchCachedInput, CacheWrite or HourCacheWrite of tokens that cost nothing.
 const Free int64 = -1
 
-// A Usage is the numbers of tokens of one request that its response reports. No token is in two of
-// them. Some APIs report parts of a number, which have to be taken off it:
+// A Usage contains the numbers of tokens that the response of a request reports. Each token counts in
+// one of them only. Where an API reports cached tokens as a part of its input, subtract them:
 //
-//	OpenAI     Input is input_tokens or prompt_tokens without the cached_tokens and cache_write_tokens
-//	           of its details, and these are CachedInput and CacheWrite.
+//	OpenAI     Input is input_tokens or prompt_tokens minus the cached_tokens and cache_write_tokens
+//	           of its details, which are CachedInput and CacheWrite. Also most APIs in its protocol.
 //	Anthropic  Input is input_tokens as it is, CachedInput cache_read_input_tokens, and of
 //	           cache_creation CacheWrite is ephemeral_5m_input_tokens and HourCacheWrite
 //	           ephemeral_1h_input_tokens.
-//	Gemini     Input is promptTokenCount without cachedContentTokenCount, which is CachedInput. Output
-//	           is candidatesTokenCount and thoughtsTokenCount together.
+//	Gemini     Input is promptTokenCount minus cachedContentTokenCount, which is CachedInput. Output
+//	           is the sum of candidatesTokenCount and thoughtsTokenCount.
 //	DeepSeek   Input is prompt_cache_miss_tokens, and CachedInput prompt_cache_hit_tokens.
 type Usage struct {
 	Input       int64 // tokens that are read, and neither come from a cache nor go to one
@@ -201,12 +201,16 @@ var listedPrices []byte
 
 var readListed = sync.OnceValues(func() (PriceList, error) { return ReadPrices(bytes.NewReader(listedPrices)) })
 
-// Prices returns the listed prices of well-known models, each with the page of its provider and the day
-// on which the page was read.
+// Prices returns the listed prices of 55 models of OpenAI, Anthropic, Gemini, xAI, DeepSeek and Mistral.
+// Each names the page of its provider and the day on which the page was read.
 //
-// Providers change prices, some within days, and a new model has none here: look at the Day, and
-// compare the Page. For prices of your own, keep a file in the format of [ReadPrices], or change the
-// list that Prices returns, which is a copy.
+// Providers change prices, and a model that is newer than the list has none. Compare the Page where the
+// Day is long ago. To replace prices, put your own in front of the list, as in [PriceList.Find], or read
+// a file of your own with [ReadPrices]. The caller may change the list that Prices returns.
+//
+// DeepSeek has the prices of its peak hours; others cost half. A model whose page ends its price on a
+// certain day, such as gemini-3.8-flash, is not listed. Neither are the models of Azure OpenAI and of
+// Bedrock: their pages show prices for one region at a time, and a deployment may have any name.
 func Prices() PriceList {
 	l, err := readListed()
 	if err != nil {

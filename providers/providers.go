@@ -17,6 +17,10 @@
 //
 // [Provider.Tokens] may be a tokenizer, for exact counts where a language model's API limits tokens.
 //
+// [Prices] lists what models cost, each with the page of its provider and the day when it was read.
+// [PriceList.Find] returns the price of a model, [Price.Nanodollars] what the tokens of a response cost,
+// and [ReadPrices] reads prices of your own.
+//
 // With a nil store each client has quotas of its own, in this process. On a shared store all clients
 // of a provider share its quotas. With [Provider.Account] each account has quotas of its own, and
 // what the API limits for an IP address stays common to all accounts. So five accounts behind one

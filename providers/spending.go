@@ -27,11 +27,13 @@ var ErrNoPrice = errors.New("providers: no price is known")
 // several APIs:
 //
 //	policy, err := throttle.ParsePolicy("spending", "$500/month | alert_at=80,100")
+//	…
 //	budget, err := throttle.New(policy, store)
-//	spending := &providers.Spending{Limiter: budget, Prices: providers.Prices()}
+//	…
 //	t, err := providers.OpenAI(500, 30_000).Transport(store)
+//	…
+//	spending := &providers.Spending{Limiter: budget, Prices: providers.Prices()}
 //	err = spending.Limit(t, "openai")
-//	client := &http.Client{Transport: t}
 //
 // Set the fields before the first call of Limit. A Spending is then safe for concurrent use.
 type Spending struct {
@@ -96,7 +98,7 @@ func (s *Spending) Limit(t *throttle.Transport, api string) error {
 	if t.Profile != nil {
 		b.profile = *t.Profile
 	}
-	b.profile.Charges = slices.Concat(b.profile.Charges, usageCharges)
+	b.profile.Charges = slices.Concat(b.profile.Charges, usageCharges(api))
 	t.Route, t.Cost, t.Settle, t.Profile = b.route, b.cost, b.settle, &b.profile
 	return nil
 }
@@ -447,9 +449,15 @@ func (all places) most(reported throttle.Cost) (n int64, known bool) {
 	return n, known
 }
 
-// usageCharges are those of all places.
-var usageCharges = func() (charges []answers.Charge) {
+// usageCharges returns the charges of the places where responses of an API may report a usage. All APIs may
+// speak the protocols of OpenAI, and of the others those that aren't OpenAI's or Gemini's that of Anthropic.
+func usageCharges(api string) (charges []answers.Charge) {
 	for _, place := range slices.Concat(usedInput, toolInput, usedOutput, usedTotal, cachedOfInput, readFromCache, writtenToCache, writtenOfInput, writtenForAnHour) {
+		switch {
+		case ofAnthropic.MatchString(place) && (api == "openai" || api == "gemini"),
+			ofGemini.MatchString(place) && api != "gemini", ofBedrock.MatchString(place) && api != "bedrock":
+			continue
+		}
 		field := answers.Field{Path: place}
 		if strings.HasPrefix(place, "X-") {
 			field = answers.Field{Header: place}
@@ -457,4 +465,11 @@ var usageCharges = func() (charges []answers.Charge) {
 		charges = append(charges, answers.Charge{Unit: place, Field: field})
 	}
 	return charges
-}()
+}
+
+// The places of one protocol alone.
+var (
+	ofAnthropic = regexp.MustCompile(`^message\.|^usage\.cache_`)
+	ofGemini    = regexp.MustCompile(`^(\*\.)?usageMetadata\.|^interaction\.|^usage\.total_(input|output|cached)_`)
+	ofBedrock   = regexp.MustCompile(`^X-|^amazon-|^usage\.[a-z]+[A-Z]`)
+)

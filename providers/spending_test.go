@@ -18,9 +18,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
 	results "github.com/apithrottle/throttle/internal/outcome"
-	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/providers"
-	"github.com/apithrottle/throttle/retry"
 )
 
 // priced returns prices of all models of an API, in picodollars: of a thousand tokens of input they are a
@@ -447,24 +445,6 @@ func TestAlertInDollars(t *testing.T) {
 	})
 }
 
-// A request that is sent again costs what each attempt costs: nothing if it was refused.
-func TestRetriesCostTheirAttempts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		budget := budgetOf(t, "$1/month")
-		api := &paidAPI{replies: []paidReply{
-			{status: 429, kind: "application/json", body: `{}`},
-			{status: 503, kind: "application/json", body: `{}`, header: map[string]string{"Retry-After": "1"}},
-			ok(`{"usage":{"prompt_tokens":1000,"completion_tokens":20,"total_tokens":1020}}`),
-		}}
-		rt := spends(t, &providers.Spending{Limiter: budget, Prices: providers.PriceList{priced("openai")}}, providers.OpenAI(1_000, 1_000_000), "openai", api)
-		again := retry.Config{Transport: rt, Max: 5}.Client().Transport
-		n, err := buy(t, again, "POST", chatURL, `{"model":"gpt-4o","max_tokens":10,"messages":[]}`)
-		if err != nil || n != 1_100 || spent(t, budget) != 1_100 || api.sent != 3 {
-			t.Errorf("%d attempts cost %d, %v, and %d are spent; want 3 and 1100", api.sent, n, err, spent(t, budget))
-		}
-	})
-}
-
 // A request that is canceled while it waits for a quota inside the budget, or that this quota refuses, costs
 // nothing.
 func TestQuotaInsideTheBudget(t *testing.T) {
@@ -582,11 +562,8 @@ func TestPriceOfARequest(t *testing.T) {
 		s := &providers.Spending{Limiter: budget, Prices: providers.PriceList{
 			{API: "lookups", Model: "/v1/lookups/*", Request: 5_000_000_000}, {API: "lookups", Model: "/v1/status"},
 		}}
-		l, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(100)}}, local.New())
-		if err == nil {
-			t.Fatal("a policy without a name was kept in a store")
-		}
-		if l, err = throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil); err != nil {
+		l, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil)
+		if err != nil {
 			t.Fatal(err)
 		}
 		rt := &throttle.Transport{Limiter: l, Base: &paidAPI{replies: []paidReply{ok(`{}`), ok(`{}`), {status: 404, kind: "text/plain"}}}}

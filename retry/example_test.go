@@ -8,6 +8,8 @@ import (
 	"net/http/httptest"
 	"os"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/retry"
@@ -78,4 +80,35 @@ func ExampleConfig_Client() {
 	// level=INFO msg="retry: sending again" wait=0s status=429 attempt=1 method=GET
 	// level=WARN msg="retry: giving up" status=429 attempt=2 method=GET
 	// 429 Too Many Requests
+}
+
+func ExampleHedge() {
+	var requests atomic.Int64
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if requests.Add(1) == 20 {
+			<-r.Context().Done() // this response never comes
+		}
+		fmt.Fprint(w, "here")
+	}))
+	defer api.Close()
+
+	lim, err := throttle.New(throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	hedge := &retry.Hedge{After: 10 * time.Millisecond}
+	client := retry.Config{Transport: &throttle.Transport{Limiter: lim}, Hedge: hedge}.Client()
+
+	for range 20 {
+		resp, err := client.Get(api.URL)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		resp.Body.Close()
+	}
+	sent, won := hedge.Counts()
+	fmt.Printf("20 responses to %d requests: %d hedge sent, %d won\n", requests.Load(), sent, won)
+	// Output: 20 responses to 21 requests: 1 hedge sent, 1 won
 }

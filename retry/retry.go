@@ -49,6 +49,54 @@
 // Every attempt sends the same bytes. A header that must be fresh in each attempt, such as a
 // signature with a date or a token that expires, belongs inside the transport, as its Base: see
 // docs/ordering.md.
+//
+// # Hedging
+//
+// A hedge is a second copy of a request, which is sent when the first one has had no response for a
+// while. The first response wins, and the other copy is canceled. That shortens the longest
+// latencies where few responses are slow, and by chance. Hedging is off by default:
+//
+//	client := retry.Config{Transport: t, Hedge: new(retry.Hedge)}.Client()
+//
+// A request is hedged only if it is idempotent, as above, its body can be read again and it has no
+// Upgrade header. It has one hedge at most, of its first attempt: a retry is never hedged, because
+// it follows a refusal or a failure. The hedge is sent [Hedge].After after the request was
+// admitted. By default that is the 95th percentile of the last 256 latencies, each from the
+// admission to the response's header. For a stream that is its beginning. No request is hedged
+// before 100 latencies are known. The client keeps one percentile: endpoints whose latencies differ
+// need a Hedge each, or an After.
+//
+// Hedges are at most a share of the requests that may be hedged, 5 % by default. Each such request
+// that is admitted adds the share to a budget, which is empty at first, and each hedge takes 1 from
+// it. The first 20 requests therefore have one hedge at most, and 1,000 requests from the first one
+// on have 50. At most 10 hedges are saved up: if all responses become slow, the provider receives 10
+// hedges, and then 5 % more requests. Each process has a budget of its own. The two defaults are
+// those of J. Dean and L. A. Barroso, "The Tail at Scale", Communications of the ACM 56 (2), 2013.
+//
+// A hedge passes the limiter and is charged like any request, but it never waits. It is sent only
+// if it is admitted at once. It therefore overtakes no waiting caller, and none is sent during a
+// pause or a ban. A hedge that is not admitted takes nothing from the budget, and no Observer
+// receives its refusal. Under a policy with Shadow nothing is refused, hence no hedge either. With
+// a shared store, a hedge takes a round trip or two more to be admitted. With a Pool, a hedge goes
+// to whichever member admits it.
+//
+// The copy that loses gives back its place in a Concurrency tier at once. If nothing of it was
+// written it is refunded. Otherwise the provider may count it, so it costs what it was estimated to
+// cost, and stays in flight until Policy.Guard has passed, as any request without a response.
+//
+// A refusal, a status of 500 and more and an error don't win while the other copy is in flight. If
+// both fail, the caller receives the result of the first one, which is retried as usual. The
+// refusal of a hedge pauses the quota like any other. AttemptTimeout and SendBy hold for each copy,
+// and the request's context ends both.
+//
+// The hedge is sent in a goroutine of its own. The Base must end a request whose context ends, or
+// the hedge does not help. GetBody is called while the first body is in use. A panic of the Base in
+// a hedge is repeated in the goroutine of the caller; if the hedge has lost by then, it is logged.
+//
+// Don't hedge requests that the provider bills by the request or by their results, such as the
+// tokens of a language model, because it may bill both copies. Don't hedge where responses are slow
+// because the provider is overloaded, where an idempotent request is expensive for the provider, or
+// where the quota is used up all the time: then no hedge is admitted.
 package retry
 
 import (
@@ -95,8 +143,11 @@ type Config struct {
 	Transport *throttle.Transport
 	// Max is the number of retries after the first attempt. If negative, none. If zero, 4.
 	Max int
-	// Logger logs each retry and the end of retries. It logs the host of a URL and nothing else of
-	// it. If nil, nothing is logged.
+	// Hedge describes when a request is sent a second time because the first has no response yet. See
+	// "Hedging" in the package documentation. If nil, never.
+	Hedge *Hedge
+	// Logger logs each retry, the end of retries and each hedge. It logs the host of a URL and nothing
+	// else of it. If nil, nothing is logged.
 	Logger *slog.Logger
 }
 
@@ -108,6 +159,7 @@ func (c Config) Client() *http.Client {
 	return &http.Client{Transport: &transport{
 		throttled: cmp.Or(c.Transport, &throttle.Transport{}),
 		max:       cmp.Or(c.Max, defaultMax),
+		hedge:     c.Hedge,
 		log:       cmp.Or(c.Logger, slog.New(slog.DiscardHandler)),
 	}}
 }
@@ -115,6 +167,7 @@ func (c Config) Client() *http.Client {
 type transport struct {
 	throttled *throttle.Transport
 	max       int
+	hedge     *Hedge // nil if no request is hedged
 	log       *slog.Logger
 }
 
@@ -175,6 +228,8 @@ type result struct {
 // An attempt records one attempt. As the Base of the throttled transport, it sees admitted
 // requests. If err is nil, an error of the throttled transport is the library's own.
 type attempt struct {
+	of       *attempts
+	admitted func() // is called when the attempt is admitted; nil if nothing is
 	base     http.RoundTripper
 	err      error           // the error of base
 	limited  bool            // a Limiter or a Pool limits the attempt
@@ -182,40 +237,56 @@ type attempt struct {
 	delivery delivery.Delivery
 }
 
-// RoundTrip sends the request once, with its whole body or not at all.
+// RoundTrip sends the request once, with its whole body or not at all. The first attempt may be hedged.
 func (a *attempts) RoundTrip(bodyless *http.Request) (*http.Response, error) {
 	a.started++
-	throttled := *a.of.throttled
-	a.last = &attempt{base: throttled.Base}
-	if a.last.base == nil {
-		a.last.base = http.DefaultTransport
+	if a.of.hedge != nil && a.started == 1 && mayHedge(a.req) {
+		return a.race(bodyless)
 	}
-	throttled.Base = a.last
-	throttled.Route = func(req *http.Request) *throttle.Limiter {
-		if a.of.throttled.Pool != nil {
-			a.last.limited = !credentials.LeadsAway(req)
-			return nil
-		}
-		l := a.of.throttled.Limiter
-		if a.of.throttled.Route != nil {
-			l = a.of.throttled.Route(req)
-		}
-		a.last.limited = l != nil
-		return l
+	a.last = &attempt{of: a}
+	return a.last.send(bodyless, a.started > 1)
+}
+
+// send passes the request to the throttled transport, with the caller's body or, if that was used before,
+// with another one.
+func (a *attempt) send(bodyless *http.Request, again bool) (*http.Response, error) {
+	throttled := *a.of.of.throttled
+	a.base = throttled.Base
+	if a.base == nil {
+		a.base = http.DefaultTransport
 	}
-	req := bodyless.WithContext(outcome.Into(bodyless.Context(), &a.last.refusal))
-	req.Body, req.GetBody, req.RequestURI = a.req.Body, a.req.GetBody, a.req.RequestURI
-	if a.started > 1 && hasBody(req) {
+	throttled.Base, throttled.Route = a, a.route
+	req := bodyless.WithContext(outcome.Into(bodyless.Context(), &a.refusal))
+	req.Body, req.GetBody, req.RequestURI = a.of.req.Body, a.of.req.GetBody, a.of.req.RequestURI
+	if again && hasBody(req) {
 		var err error
 		if req.Body, err = replay(req); err != nil {
 			return nil, err
 		}
 	}
 	resp, err := throttled.RoundTrip(req)
-	return replaceRequest(resp, req, a.req), err
+	return replaceRequest(resp, req, a.of.req), err
+}
+
+// route is the Route of the throttled transport. It records whether the attempt is limited.
+func (a *attempt) route(req *http.Request) *throttle.Limiter {
+	t := a.of.of.throttled
+	if t.Pool != nil {
+		a.limited = !credentials.LeadsAway(req)
+		return nil
+	}
+	l := t.Limiter
+	if t.Route != nil {
+		l = t.Route(req)
+	}
+	a.limited = l != nil
+	return l
 }
 
 func (a *attempt) RoundTrip(req *http.Request) (resp *http.Response, err error) {
+	if a.admitted != nil {
+		a.admitted()
+	}
 	a.delivery.Context = req.Context()
 	traced := req.WithContext(&a.delivery)
 	resp, err = a.base.RoundTrip(traced)
@@ -267,7 +338,7 @@ func (a *attempts) shouldRetry(resp *http.Response, err error) (retry bool, paus
 		unsent = a.last.delivery.Unsent(a.last.err)
 	} else {
 		pooled := a.last.limited && a.of.throttled.Pool != nil
-		switch r := a.refusal(resp); {
+		switch r := a.last.refusalOf(resp); {
 		case pooled && (r.Kind == answers.Limited || r.Kind == answers.Banned):
 			a.wait = 0 // another member may have room
 			return true, 0
@@ -313,14 +384,14 @@ func (a *attempts) keepResult(resp *http.Response, err error) {
 	}
 }
 
-// refusal returns the transport's classification of the response. Without a limiter it classifies
+// refusalOf returns the transport's classification of the response. Without a limiter it classifies
 // the header.
-func (a *attempts) refusal(resp *http.Response) answers.Refusal {
-	if a.last.limited {
-		return a.last.refusal
+func (a *attempt) refusalOf(resp *http.Response) answers.Refusal {
+	if a.limited {
+		return a.refusal
 	}
-	return cmp.Or(a.of.throttled.Profile, new(answers.Profile)).Read(answers.Response{
-		Method: a.req.Method, Status: resp.StatusCode, Header: resp.Header, Got: time.Now(),
+	return cmp.Or(a.of.of.throttled.Profile, new(answers.Profile)).Read(answers.Response{
+		Method: a.of.req.Method, Status: resp.StatusCode, Header: resp.Header, Got: time.Now(),
 	}).Refusal
 }
 

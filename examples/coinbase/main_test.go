@@ -1,24 +1,50 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/batch"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
+// The tests start the test binary as processes of a fleet.
+func TestMain(m *testing.M) {
+	if text := os.Getenv(workerEnv); text != "" {
+		os.Exit(worker(context.Background(), text, os.Stdin, os.Stdout, os.Stderr))
+	}
+	os.Exit(m.Run())
+}
+
+func parsed(t *testing.T, spec string) throttle.Policy {
+	t.Helper()
+	p, err := throttle.ParsePolicy("coinbase", spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
 func TestBadCommandLines(t *testing.T) {
 	for _, test := range []struct{ args, want string }{
-		{"-workers 0", "-workers is 0: it must be at least 1"},
+		{"-workers 0", "-workers is 0: they must be above 0"},
 		{"-workers many", "many"},
-		{"-duration -1s", "-duration is -1s: it must be above 0"},
+		{"-duration -1s", "-duration is -1s"},
 		{"-duration 15", "15"},
 		{"-speed 5", "-speed"},
 		{"15s", `"15s" is not a flag`},
@@ -39,12 +65,10 @@ func TestBadCommandLines(t *testing.T) {
 
 func TestHelp(t *testing.T) {
 	var out, errs strings.Builder
-	if code := command(t.Context(), policy, []string{"-h"}, &out, &errs); code != 0 || errs.Len() > 0 {
-		t.Errorf("code %d, stderr %q", code, &errs)
-	}
+	code := command(t.Context(), policy, []string{"-h"}, &out, &errs)
 	for _, name := range []string{"-duration", "-workers", "-json", "-fleet", "-redis", "-page"} {
-		if !strings.Contains(out.String(), "\n  "+name) {
-			t.Errorf("%s is missing in\n%s", name, &out)
+		if code != 0 || !strings.Contains(errs.String(), "\n  "+name) {
+			t.Errorf("code %d, %s is missing in\n%s", code, name, &errs)
 		}
 	}
 }
@@ -52,46 +76,164 @@ func TestHelp(t *testing.T) {
 // The stand-in accepts two requests. The next would come an hour later, after the end of the run.
 func TestStandIn(t *testing.T) {
 	var out, errs strings.Builder
-	if code := command(t.Context(), parsed(t, "2/h"), []string{"-duration", "1s"}, &out, &errs); code != 0 {
+	if code := command(t.Context(), parsed(t, "2/h"), []string{"-duration", "1s", "-json"}, &out, &errs); code != 0 {
 		t.Errorf("code %d, stderr %q", code, &errs)
 	}
-	const want = `sent         2 in 1 s
+	const want = `sent         2 in 1.0 s
 accepted     2
 refused      0
 rate         2.00/s
-worst second 2, measured by the provider
+worst second 2
 utilization  100.0 % of 2 possible requests
-waited       0.00 s on average, 0.00 s at most
+{"accepted":2,"per_process":null,"refused":0,"seconds":1,"sent":2,"utilization":1,"worst_second":2}
 `
 	if out.String() != want {
 		t.Errorf("got\n%swant\n%s", &out, want)
 	}
 }
 
-func TestReport(t *testing.T) {
-	r := report{
-		result:  result{Sent: 18, Accepted: 16, Rejected: 1, Waited: 9 * time.Second, Longest: 1250 * time.Millisecond, Failure: "connection reset"},
-		Seconds: 1, PerSecond: 16, WorstSecond: 5, Utilization: 0.8, PerProcess: []int64{10, 8},
+// runIn runs four workers against an API in virtual time.
+func runIn(ctx context.Context, t *testing.T, spec string, duration time.Duration, api http.RoundTripper) (batch.Report, error) {
+	limiter, err := throttle.New(parsed(t, spec), nil)
+	if err != nil {
+		t.Fatal(err)
 	}
-	const want = `sent         18 in 1 s
-accepted     16
-refused      1
-failed       1, last error: connection reset
-rate         16.00/s
-worst second 5, measured by the provider
-utilization  80.0 % of 20 possible requests
-waited       0.50 s on average, 1.25 s at most
-per process  10 8
-{"sent":18,"accepted":16,"rejected":1,"waited_ns":9000000000,"longest_wait_ns":1250000000,"failure":"connection reset","seconds":1,"per_second":16,"worst_second":5,"utilization":0.8,"per_process":[10,8]}
-`
-	var b strings.Builder
-	if err := r.write(&b, 20, true); err != nil || b.String() != want {
-		t.Errorf("%v, got\n%swant\n%s", err, &b, want)
+	c := config{Workers: 4, URL: "http://api.example.com", base: api, End: time.Now().Add(duration)}
+	return run(ctx, c, limiter, nil)
+}
+
+// In each window of 6 minutes, the tier of a second limits the batch for 200 seconds, and the tier
+// of 6 minutes for the rest.
+func TestTwoTiers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, duration := parsed(t, "5/s + 1000/6m"), 12*time.Minute
+		api := throttletest.New(p.Tiers...)
+		api.Delay = func() time.Duration { return 9 * time.Millisecond }
+		r, err := runIn(t.Context(), t, p.String(), duration, api)
+		s, most := api.Summary(), possible(p, duration)
+		if err != nil || s.Refused != 0 || s.WorstSecond > 5 || s.Accepted != r.Done || s.Accepted < most*95/100 || s.Accepted > most {
+			t.Errorf("%+v of %d, %+v, %v", s, most, r, err)
+		}
+	})
+}
+
+func TestEnds(t *testing.T) {
+	for _, test := range []struct {
+		name, spec                string
+		duration, interrupt, hold time.Duration
+		sent                      int64
+	}{
+		{name: "interrupted", spec: "5/s", duration: time.Hour, interrupt: 2500 * time.Millisecond, sent: 15},
+		{name: "nothing is sent after the end", spec: "5/s | guard=none", duration: 1999 * time.Millisecond, sent: 10},
+		{name: "requests in flight at the end finish", spec: "4/h", duration: time.Second, hold: 3 * time.Second, sent: 4},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if test.interrupt > 0 {
+					time.AfterFunc(test.interrupt, cancel)
+				}
+				api := throttletest.New(parsed(t, test.spec).Tiers...)
+				if test.hold > 0 {
+					api.Hold = func() time.Duration { return test.hold }
+				}
+				r, err := runIn(ctx, t, test.spec, test.duration, api)
+				if s := api.Summary(); err != nil || s.Sent != test.sent || s.Accepted != test.sent || r.Done != test.sent {
+					t.Errorf("%+v, %+v, %v", s, r, err)
+				}
+			})
+		})
 	}
-	read, write := io.Pipe()
-	read.Close()
-	if err := r.write(write, 20, false); !errors.Is(err, io.ErrClosedPipe) {
-		t.Errorf("a report that can't be written: %v", err)
+}
+
+type responder func() (*http.Response, error)
+
+func (r responder) RoundTrip(*http.Request) (*http.Response, error) { return r() }
+
+func TestGivesUp(t *testing.T) {
+	for name, api := range map[string]responder{
+		"connection refused": func() (*http.Response, error) { return nil, errors.New("connection refused") },
+		"401 Unauthorized": func() (*http.Response, error) {
+			return &http.Response{StatusCode: 401, Status: "401 Unauthorized", Body: http.NoBody}, nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r, err := runIn(t.Context(), t, "5/s", time.Hour, api)
+				if !errors.Is(err, batch.ErrTooManyFailed) || !strings.Contains(err.Error(), name) || r.Done != 0 || r.Failed < 10 {
+					t.Errorf("%+v, %v", r, err)
+				}
+			})
+		})
+	}
+}
+
+// A countingBody counts how often it was read to its end and closed.
+type countingBody struct {
+	io.Reader
+	ends, closes *atomic.Int64
+}
+
+func (b countingBody) Read(p []byte) (int, error) {
+	n, err := b.Reader.Read(p)
+	if err == io.EOF {
+		b.ends.Add(1)
+	}
+	return n, err
+}
+
+func (b countingBody) Close() error {
+	b.closes.Add(1)
+	return nil
+}
+
+// Failures with successes in between do not end the batch. Each body is read to its end and closed.
+func TestContinues(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var n, ends, closes atomic.Int64
+		r, err := runIn(t.Context(), t, "5/s", time.Minute, responder(func() (*http.Response, error) {
+			if n.Add(1)%2 == 0 {
+				return nil, errors.New("connection reset")
+			}
+			return &http.Response{StatusCode: 200, Body: countingBody{strings.NewReader("{}"), &ends, &closes}}, nil
+		}))
+		if err != nil || r.Done+r.Failed < 285 || r.Done+r.Failed > 300 { // a failed request may still have arrived later
+			t.Errorf("%+v, %v", r, err)
+		}
+		if ends.Load() != r.Done || closes.Load() != r.Done {
+			t.Errorf("of %d bodies %d read to the end and %d closed", r.Done, ends.Load(), closes.Load())
+		}
+	})
+}
+
+// The batch ends if the provider closes the quota for longer than max_pause.
+func TestClosedByTheProvider(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := throttletest.New(throttle.PerHour(3))
+		api.Penalty = time.Hour
+		r, err := runIn(t.Context(), t, "5/s", 2*time.Hour, api)
+		if !errors.Is(err, throttle.ErrBanned) || r.Done != 3 || r.Failed != 0 {
+			t.Errorf("%+v, %v", r, err)
+		}
+	})
+}
+
+func TestPossible(t *testing.T) {
+	for _, test := range []struct {
+		spec string
+		d    time.Duration
+		want int64
+	}{
+		{"5/s", time.Microsecond, 5},
+		{"5/s", time.Second, 5}, // the run is [start, end), and the next five come at its end
+		{"5/s", time.Second + time.Microsecond, 10},
+		{"5/s + 10000/h", time.Hour + time.Second, 10005},
+		{"5/s;algo=token_bucket", 15 * time.Second, 5 + 74}, // the 75th comes at the end
+	} {
+		if got := possible(parsed(t, test.spec), test.d); got != test.want {
+			t.Errorf("%s in %v: %d, want %d", test.spec, test.d, got, test.want)
+		}
 	}
 }
 
@@ -104,9 +246,10 @@ func TestPage(t *testing.T) {
 	read, write := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		c := config{duration: 2 * time.Hour, workers: 5, policy: p, page: ":0"}
-		done <- run(ctx, c, target{url: "http://api.example.com", base: api, summary: api.Summary}, io.Discard, write)
+		c := config{Workers: 5, Policy: p, page: ":0", URL: "http://api.example.com", base: api, End: time.Now().Add(time.Hour)}
+		_, err := c.alone(ctx, write)
 		write.Close()
+		done <- err
 	}()
 	first := make([]byte, 200)
 	n, _ := read.Read(first)
@@ -133,9 +276,10 @@ func TestPage(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if resp, err := http.Get(m[1]); err == nil {
-		resp.Body.Close()
-		t.Error("the page is served after the batch")
+	if l, err := net.Listen("tcp", strings.TrimSuffix(strings.TrimPrefix(m[1], "http://"), "/")); err != nil {
+		t.Errorf("the page is served after the batch: %v", err)
+	} else {
+		l.Close()
 	}
 }
 
@@ -150,5 +294,98 @@ func TestPageInUse(t *testing.T) {
 		if code := command(t.Context(), policy, []string{"-page", address}, &out, &errs); code != 1 || !strings.Contains(errs.String(), want) {
 			t.Errorf("%s: code %d, %q, want %q", address, code, &errs, want)
 		}
+	}
+}
+
+// The fleet gets nine requests. The next would come an hour later.
+func TestFleet(t *testing.T) {
+	server := miniredis.RunT(t)
+	for name, test := range map[string]struct {
+		args      string
+		processes int
+	}{
+		"stand-in":      {"-fleet 3", 3},
+		"Redis":         {"-fleet 3 -redis redis://" + server.Addr() + "/1", 3},
+		"Redis, again":  {"-fleet 3 -redis redis://" + server.Addr() + "/1", 3}, // with a new quota
+		"Redis and one": {"-redis redis://" + server.Addr(), 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var out, errs bytes.Buffer
+			if code := command(t.Context(), parsed(t, "9/h|guard=10s"), strings.Fields(test.args+" -duration 5s -json"), &out, &errs); code != 0 {
+				t.Fatalf("code %d, stderr %q", code, &errs)
+			}
+			text, sum := out.String(), int64(0)
+			var r struct {
+				Sent, Accepted, Refused int64
+				PerProcess              []int64 `json:"per_process"`
+			}
+			if err := json.Unmarshal([]byte(text[strings.LastIndex(text, "\n{"):]), &r); err != nil {
+				t.Fatal(err)
+			}
+			for _, n := range r.PerProcess {
+				sum += n
+			}
+			if r.Sent != 9 || r.Accepted != 9 || r.Refused != 0 || sum != 9 || len(r.PerProcess) != test.processes {
+				t.Errorf("%s", text)
+			}
+		})
+	}
+}
+
+func TestFleetWithoutRedis(t *testing.T) {
+	locked := miniredis.RunT(t)
+	locked.RequireAuth("secret")
+	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone.Close()
+	for name, test := range map[string]struct{ addr, want string }{
+		"password": {locked.Addr(), "NOAUTH"},
+		"gone":     {gone.Addr().String(), gone.Addr().String()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var out, errs strings.Builder
+			code := command(t.Context(), policy, []string{"-fleet", "3", "-duration", "1h", "-redis", "redis://" + test.addr}, &out, &errs)
+			if code != 1 || !strings.HasPrefix(out.String(), "sent         0 in") || !strings.Contains(errs.String(), "process ") || !strings.Contains(errs.String(), test.want) {
+				t.Errorf("code %d, stdout %q, stderr %q, want %q in it", code, &out, &errs, test.want)
+			}
+		})
+	}
+}
+
+// An interrupted fleet ends its processes and writes its report.
+func TestFleetInterrupted(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	p := parsed(t, "3/s | guard=1s")
+	api := throttletest.NewProvider(p.Tiers...)
+	defer api.Close()
+	api.Hold = func() time.Duration {
+		if len(api.Arrivals()) >= 3 {
+			cancel()
+		}
+		return 0
+	}
+	c := config{Workers: 4, Fleet: 2, Policy: p, URL: api.URL, End: time.Now().Add(10 * time.Hour)}
+	if perProcess, err := c.inFleet(ctx, io.Discard); err != nil || perProcess[0]+perProcess[1] < 2 {
+		t.Errorf("%d, %v", perProcess, err)
+	}
+}
+
+// A process ends when its input ends, which happens at the latest when its parent ends.
+func TestWorkerEndsWithItsInput(t *testing.T) {
+	p := parsed(t, "3/h | guard=1s")
+	api := throttletest.NewProvider(p.Tiers...)
+	defer api.Close()
+	text, err := json.Marshal(config{Policy: p, End: time.Now().Add(10 * time.Hour), Workers: 2, URL: api.URL, Redis: "redis://" + miniredis.RunT(t).Addr()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out, errs strings.Builder
+	if code := worker(t.Context(), string(text), strings.NewReader(""), &out, &errs); code != 0 && !strings.Contains(errs.String(), context.Canceled.Error()) {
+		t.Errorf("code %d, %s%s", code, &out, &errs)
 	}
 }

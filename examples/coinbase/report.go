@@ -1,93 +1,97 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"math"
-	"strings"
+	"math/rand/v2"
+	"net"
+	"net/http"
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/batch"
+	"github.com/apithrottle/throttle/observe"
+	"github.com/apithrottle/throttle/page"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// A report is the result of a batch. With -json it is written as a JSON object.
-type report struct {
-	result
-	Seconds     float64 `json:"seconds"`
-	PerSecond   float64 `json:"per_second"`
-	WorstSecond int64   `json:"worst_second"` // the most requests within any second, measured by the provider
-	// Utilization is the part of what a perfect client could have sent, from 0 to 1.
-	Utilization float64 `json:"utilization"`
-	// PerProcess are the requests that each process of a fleet has sent.
-	PerProcess []int64 `json:"per_process,omitempty"`
+// send runs the batch, in this process or in those of a fleet, and writes a report, also if it fails. It
+// sends to a strict provider on this machine, which counts each request 1 to 10 ms after it was sent.
+func (c config) send(ctx context.Context, stdout, stderr io.Writer) error {
+	api := throttletest.NewProvider(c.Policy.Tiers...)
+	defer api.Close()
+	api.Delay = func() time.Duration { return time.Millisecond + rand.N(9*time.Millisecond) }
+	c.URL = api.URL + "/v1/accounts"
+	fmt.Fprintf(stderr, "stand-in for Coinbase at %s; %v; for %v\n", c.URL, c.Policy, c.Duration)
+	start, do := time.Now(), config.alone
+	if c.Fleet > 0 {
+		start, do = start.Add(time.Second), config.inFleet // when all processes run
+	}
+	c.End = start.Add(c.Duration)
+	perProcess, err := do(c, ctx, stderr)
+	s, took := api.Summary(), min(c.Duration, max(time.Since(start), time.Microsecond)) // it may have ended early
+	return errors.Join(err, c.report(stdout, s, took, perProcess))
 }
 
-// finish writes the report of a batch that began at start and has just ended with err.
-func finish(ctx context.Context, c config, api target, r report, start time.Time, err error, stdout io.Writer) error {
-	d := c.duration
-	if err != nil || ctx.Err() != nil { // it ended early
-		d = min(d, max(time.Since(start), time.Microsecond))
+// report writes what the provider has counted, with a last line of JSON if -json is set.
+func (c config) report(w io.Writer, s throttletest.Summary, took time.Duration, perProcess []int64) error {
+	most := possible(c.Policy, took)
+	used := float64(s.Accepted) / float64(most)
+	_, err := fmt.Fprintf(w, "sent         %d in %.1f s\naccepted     %d\nrefused      %d\nrate         %.2f/s\n"+
+		"worst second %d\nutilization  %.1f %% of %d possible requests\n", s.Sent, took.Seconds(), s.Accepted, s.Refused,
+		float64(s.Accepted)/took.Seconds(), s.WorstSecond, 100*used, most)
+	if c.Fleet > 0 {
+		fmt.Fprintf(w, "per process  %d\n", perProcess)
 	}
-	most := possible(c.policy, d)
-	r.Seconds, r.PerSecond = round(d.Seconds(), 3), round(float64(r.Accepted)/d.Seconds(), 3)
-	r.Utilization, r.WorstSecond = round(float64(r.Accepted)/float64(most), 4), api.summary().WorstSecond
-	if err == nil && ctx.Err() == nil && r.Accepted == 0 {
-		err = errors.New("no request was accepted")
+	if c.json {
+		err = json.NewEncoder(w).Encode(map[string]any{
+			"sent": s.Sent, "accepted": s.Accepted, "refused": s.Refused, "seconds": took.Seconds(),
+			"worst_second": s.WorstSecond, "utilization": used, "per_process": perProcess,
+		})
 	}
-	return errors.Join(err, r.write(stdout, most, c.json))
-}
-
-// round rounds x down to a number of decimal digits.
-func round(x float64, digits int) float64 {
-	unit := math.Pow10(digits)
-	return math.Floor(x*unit) / unit
-}
-
-// write writes the report as text, with a last line of JSON if asJSON.
-func (r *report) write(w io.Writer, most int64, asJSON bool) error {
-	var b strings.Builder
-	row := func(name, format string, args ...any) {
-		fmt.Fprintf(&b, "%-13s"+format+"\n", append([]any{name}, args...)...)
-	}
-	row("sent", "%d in %v s", r.Sent, r.Seconds)
-	row("accepted", "%d", r.Accepted)
-	row("refused", "%d", r.Rejected)
-	if n := r.Sent - r.Accepted - r.Rejected; n > 0 {
-		row("failed", "%d, last error: %s", n, r.Failure)
-	}
-	row("rate", "%.2f/s", r.PerSecond)
-	row("worst second", "%d, measured by the provider", r.WorstSecond)
-	row("utilization", "%.1f %% of %d possible requests", 100*r.Utilization, most)
-	row("waited", "%.2f s on average, %.2f s at most", r.Waited.Seconds()/float64(max(1, r.Sent)), r.Longest.Seconds())
-	if r.PerProcess != nil {
-		row("per process", "%s", strings.Trim(fmt.Sprint(r.PerProcess), "[]"))
-	}
-	if asJSON {
-		line, err := json.Marshal(r)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(&b, "%s\n", line)
-	}
-	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-// possible returns the number of requests that a perfect client gets from the policy within d. It
-// sends each request at the first instant at which it is accepted, and its requests take no time.
+// possible returns how many requests the policy accepts within d if each takes no time.
 func possible(p throttle.Policy, d time.Duration) (n int64) {
-	perfect, _ := throttletest.NewCounter(p.Tiers...) // the tiers of a policy are valid
-	for at := int64(0); at < d.Microseconds(); {
-		if next, _ := perfect.Earliest(at, nil); next > at {
-			at = next
-			continue
-		}
-		perfect.Arrive(at, nil)
+	counter, _ := throttletest.NewCounter(p.Tiers...) // the tiers of a policy are valid
+	for at, _ := counter.Earliest(0, nil); at < d.Microseconds(); at, _ = counter.Earliest(at, nil) {
+		counter.Arrive(at, nil)
 		n++
 	}
 	return n
+}
+
+// alone runs the batch in this process, with a live page if -page is set. The page, and metrics for
+// Prometheus, are for this machine only, unless the address names another host.
+func (c config) alone(ctx context.Context, stderr io.Writer) (perProcess []int64, err error) {
+	stats := observe.NewStats()
+	c.Policy.Observer = stats.Observer()
+	limiter, err := throttle.New(c.Policy, nil)
+	if err != nil {
+		return nil, err
+	}
+	if c.page != "" {
+		host, port, err := net.SplitHostPort(c.page)
+		var listener net.Listener
+		if err == nil {
+			listener, err = net.Listen("tcp", net.JoinHostPort(cmp.Or(host, "127.0.0.1"), port))
+		}
+		if err != nil {
+			return nil, fmt.Errorf("-page: %w", err)
+		}
+		defer listener.Close()
+		mux := http.NewServeMux()
+		mux.Handle("/", page.New(page.Options{Stats: stats, Title: "Coinbase"}))
+		mux.Handle("/metrics", stats.Metrics())
+		go func() { _ = http.Serve(listener, mux) }() // until the listener is closed
+		fmt.Fprintf(stderr, "live page: http://%s/\n", listener.Addr())
+		_ = stats.Watch(limiter.Name(), limiter) // the only one
+	}
+	_, err = run(ctx, c, limiter, batch.Bar(stderr))
+	return nil, err
 }

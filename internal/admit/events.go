@@ -91,3 +91,14 @@ func ClassOf(ctx context.Context) queue.Class {
 	c, _ := ctx.Value(classKey{}).(queue.Class)
 	return c
 }
+
+type hedgeKey struct{}
+
+// AsHedge returns a copy of ctx whose requests are hedges: they are admitted at once or not at all, and no
+// Record reports that one was refused, because the request that it copies is being sent.
+func AsHedge(ctx context.Context) context.Context {
+	return context.WithValue(ctx, hedgeKey{}, true)
+}
+
+// IsHedge reports whether a context's requests are hedges.
+func IsHedge(ctx context.Context) bool { return ctx.Value(hedgeKey{}) != nil }

@@ -24,6 +24,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/queue"
@@ -269,7 +270,7 @@ func leaveAll(scopes []*Scope) {
 // return no error although the request is not admitted, because it has to wait. Unless the request is
 // admitted, Admit leaves the scope.
 func (p *Path) Admit(ctx context.Context, s *Scope, d *Demand, a *Admission, wait bool) error {
-	if wait && d.Object != nil && p.Holds() {
+	if (wait || d.NoWait) && d.Object != nil && p.Holds() {
 		if err := p.awaitObject(ctx, s, d); err != nil {
 			s.Leave()
 			return err
@@ -293,6 +294,7 @@ func (p *Path) Holds() bool {
 }
 
 // awaitObject waits until the object of a demand pauses no longer, in the innermost scope that is not blameless.
+// A demand that does not wait is refused instead.
 func (p *Path) awaitObject(ctx context.Context, s *Scope, d *Demand) error {
 	for s.blameless && p.outer != nil {
 		p = p.outer
@@ -304,6 +306,9 @@ func (p *Path) awaitObject(ctx context.Context, s *Scope, d *Demand) error {
 	giveUp, err := s.giveUpAt(rev, d)
 	if err != nil {
 		return err
+	}
+	if d.NoWait {
+		giveUp = time.Now()
 	}
 	bounded := ctx
 	if !giveUp.IsZero() {

@@ -1,5 +1,4 @@
-// Package outcome passes what a Transport knows of a request to the caller that sent it: the
-// classification of its response, and what it has cost.
+// Package outcome passes what becomes of a request from its Transport to the caller that sent it.
 package outcome
 
 import (
@@ -40,5 +39,19 @@ func Spending(ctx context.Context, spent func(nanodollars int64)) context.Contex
 func Spent(ctx context.Context, nanodollars int64) {
 	if spent, ok := ctx.Value(spendingKey{}).(func(int64)); ok {
 		spent(nanodollars)
+	}
+}
+
+type admittedKey struct{}
+
+// OnAdmitted returns a context for requests. A Transport calls admitted when it sends one.
+func OnAdmitted(ctx context.Context, admitted func()) context.Context {
+	return context.WithValue(ctx, admittedKey{}, admitted)
+}
+
+// Admitted reports that a request with that context is sent.
+func Admitted(ctx context.Context) {
+	if admitted, ok := ctx.Value(admittedKey{}).(func()); ok {
+		admitted()
 	}
 }

@@ -1,0 +1,5 @@
+package batch
+
+import "io"
+
+func Bar(io.Writer) func(Progress) { return nil }
