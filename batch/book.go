@@ -11,16 +11,18 @@ type book interface {
 	// finish enters that an item is done, and fail that it has failed.
 	finish(n int64) error
 	fail(n int64, key string, reason error) error
+	// leave ends the run that has opened the book.
+	leave()
 }
 
-// bookOf returns the book of a job.
-func bookOf(j *Journal) book {
+// openBook returns the book for a run of a job.
+func openBook(j *Journal) (book, error) {
 	if j != nil {
-		return j
+		return j.enter()
 	}
 	f := new(forgetful)
 	_, _ = rand.Read(f[:]) // never fails
-	return f
+	return f, nil
 }
 
 // forgetful is the book of a job without a Journal: its id.
@@ -30,3 +32,4 @@ func (f *forgetful) id() [16]byte                    { return *f }
 func (*forgetful) begin(string) (int64, bool, error) { return 0, false, nil }
 func (*forgetful) finish(int64) error                { return nil }
 func (*forgetful) fail(int64, string, error) error   { return nil }
+func (*forgetful) leave()                            {}

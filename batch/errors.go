@@ -40,7 +40,7 @@ type ItemError struct {
 func (e *ItemError) Error() string { return fmt.Sprintf("batch: item %s: %v", e.Key, e.Err) }
 func (e *ItemError) Unwrap() error { return e.Err }
 
-// A PanicError is the error of an item whose Do panicked.
+// A PanicError is the error of an item whose Do or Cost panicked.
 type PanicError struct {
 	// Value is the argument of panic.
 	Value any
@@ -48,7 +48,7 @@ type PanicError struct {
 	Stack []byte
 }
 
-func (e *PanicError) Error() string { return fmt.Sprintf("batch: Do panicked: %v", e.Value) }
+func (e *PanicError) Error() string { return fmt.Sprintf("batch: panic: %v", e.Value) }
 
 // AnyError is a Job.Retry that calls Do again after every error except a panic.
 func AnyError(err error) bool {

@@ -23,12 +23,13 @@ type gate struct {
 	ahead    int
 	admitted int // since
 	since    time.Time
+	waits    func(bool) // is called when the first item waits, and when the last one has left
 
 	left chan struct{} // has a value if an item may have left since the last look
 }
 
-func newGate() *gate {
-	return &gate{ahead: leastAhead, since: time.Now(), left: make(chan struct{}, 1)}
+func newGate(waits func(bool)) *gate {
+	return &gate{ahead: leastAhead, since: time.Now(), waits: waits, left: make(chan struct{}, 1)}
 }
 
 // A place is that of one item that waits.
@@ -56,15 +57,23 @@ func (g *gate) tryEnter() bool {
 	if g.waiting >= g.ahead {
 		return false
 	}
-	g.waiting++
+	g.add(1)
 	return true
+}
+
+// add changes the number of items that wait. The caller holds the lock.
+func (g *gate) add(n int) {
+	before := g.waiting > 0
+	if g.waiting += n; g.waiting > 0 != before {
+		g.waits(!before)
+	}
 }
 
 // enterAgain lets an item wait that is tried again.
 func (g *gate) enterAgain() *place {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.waiting++
+	g.add(1)
 	return &place{gate: g}
 }
 
@@ -78,7 +87,7 @@ func (p *place) leave(admitted bool) {
 
 func (g *gate) leave(admitted bool) {
 	g.mu.Lock()
-	g.waiting--
+	g.add(-1)
 	if admitted {
 		g.admitted++
 	}

@@ -32,7 +32,12 @@ func Run[K Key, T, R any](ctx context.Context, job Job[K, T, R]) (Report, error)
 		return Report{}, err
 	}
 	job.setDefaults()
-	return newRun(ctx, job).run(ctx)
+	book, err := openBook(job.Journal)
+	if err != nil {
+		return Report{}, err
+	}
+	defer book.leave()
+	return newRun(ctx, job, book).run(ctx)
 }
 
 // A run is a Job that runs.
@@ -71,12 +76,13 @@ type task[K Key, T, R any] struct {
 	left  bool // the item is not over: a later run may do it
 }
 
-func newRun[K Key, T, R any](ctx context.Context, job Job[K, T, R]) *run[K, T, R] {
+func newRun[K Key, T, R any](ctx context.Context, job Job[K, T, R], book book) *run[K, T, R] {
 	r := &run[K, T, R]{
-		job: job, book: bookOf(job.Journal), gate: newGate(), count: newTally(job.Total),
+		job: job, book: book, count: newTally(job.Total),
 		atOnce: semaphore.NewWeighted(int64(job.AtOnce)), undelivered: semaphore.NewWeighted(2 * int64(job.AtOnce)),
 		ended: make(chan *task[K, T, R]),
 	}
+	r.gate = newGate(r.count.wait)
 	// Neither has the deadline of ctx: the limiter would refuse the last items one by one.
 	detached := context.WithoutCancel(ctx)
 	r.starting, r.end = context.WithCancelCause(detached)
@@ -268,12 +274,26 @@ func (r *run[K, T, R]) do(t *task[K, T, R]) {
 
 // try waits for the limiter and calls Do once.
 func (r *run[K, T, R]) try(t *task[K, T, R]) (err error) {
-	if r.job.Transport != nil {
-		return r.tryByTransport(t)
-	}
+	returned := false
+	defer func() {
+		if p := recover(); !returned {
+			err = &PanicError{p, debug.Stack()}
+			t.err = err // a function of the job may have called runtime.Goexit
+		}
+	}()
+	err = r.tryOnce(t)
+	returned = true
+	return err
+}
+
+func (r *run[K, T, R]) tryOnce(t *task[K, T, R]) (err error) {
 	var cost throttle.Cost
 	if r.job.Cost != nil {
 		cost = r.job.Cost(t.item)
+		r.count.cost(cost)
+	}
+	if r.job.Transport != nil {
+		return r.tryByTransport(t)
 	}
 	if r.job.Pool != nil {
 		t.permit, err = r.job.Pool.Acquire(r.starting, cost)
@@ -313,15 +333,8 @@ func (r *run[K, T, R]) tryByTransport(t *task[K, T, R]) error {
 // call calls Do.
 func (r *run[K, T, R]) call(ctx context.Context, t *task[K, T, R]) (err error) {
 	t.calls++
-	returned := false
-	defer func() {
-		if p := recover(); !returned {
-			err = &PanicError{p, debug.Stack()}
-			t.err = err // Do may have called runtime.Goexit
-		}
-	}()
+	ctx = outcome.Spending(ctx, r.count.spend)
 	t.value, err = r.job.Do(withItem(ctx, &item{r.book, fmt.Sprint(t.key), t.permit}), t.item)
-	returned = true
 	return err
 }
 

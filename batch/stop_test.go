@@ -144,8 +144,8 @@ func TestErrors(t *testing.T) {
 		"retried":          {func(int) error { return failure }, batch.AnyError, 5, "batch: item 7: status 500"},
 		"passes":           {func(n int) error { return []error{failure, failure, nil}[n] }, batch.AnyError, 3, ""},
 		"always refused":   {func(int) error { return new(batch.RefusedError) }, nil, 5, "batch: item 7: batch: refused for lack of quota"},
-		"panics":           {func(int) error { panic("boom") }, batch.AnyError, 1, "batch: item 7: batch: Do panicked: boom"},
-		"exits":            {func(int) error { runtime.Goexit(); return nil }, batch.AnyError, 1, "batch: item 7: batch: Do panicked: <nil>"},
+		"panics":           {func(int) error { panic("boom") }, batch.AnyError, 1, "batch: item 7: batch: panic: boom"},
+		"exits":            {func(int) error { runtime.Goexit(); return nil }, batch.AnyError, 1, "batch: item 7: batch: panic: <nil>"},
 		"of its own limit": {func(int) error { return context.DeadlineExceeded }, nil, 1, "batch: item 7: context deadline exceeded"},
 	} {
 		t.Run(name, in(func(t *testing.T) {
@@ -167,6 +167,19 @@ func TestErrors(t *testing.T) {
 			}
 		}))
 	}
+}
+
+// TestCostPanics checks that a panic of Cost fails that item alone.
+func TestCostPanics(t *testing.T) {
+	in(func(t *testing.T) {
+		report, err := batch.Run(t.Context(), batch.Job[int, int, int]{
+			Items: count(20), Limiter: newLimiter(t, throttle.PerSecond(10)), Do: after(0),
+			Cost: func(n int) throttle.Cost { return throttle.Cost{"requests": int64(10 / (n - 10))} },
+		})
+		if err != nil || report.Failed < 1 || report.Done < 9 || report.Done+report.Failed != 20 {
+			t.Errorf("%+v, %v", report, err)
+		}
+	})(t)
 }
 
 // TestTooManyFailed checks that a job ends when more items have failed than may, in all or in a row.

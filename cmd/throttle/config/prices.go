@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -48,6 +49,28 @@ func (d *decoder) prices(field string, r *Route) {
 	}
 	r.spending = new(providers.Spending)
 	before := len(d.problems)
+	d.ownPrices(at, r)
+	var apis []string
+	for _, part := range r.parts() {
+		if api := part.api(); !slices.Contains(apis, api) {
+			apis = append(apis, api)
+		}
+	}
+	switch {
+	case len(d.problems) > before || slices.ContainsFunc(apis, func(api string) bool { return api == "" }): // of problems that are reported
+	case len(apis) > 1:
+		d.bad(field+".budget", "is %q: the members of the pool are of several APIs, %s, and what a request costs depends on the one that serves it: give each a route of its own", r.Budget, list(apis, "and"))
+	default:
+		if err := r.spending.Limit(new(throttle.Transport), apis[0]); errors.Is(err, providers.ErrNoPrice) {
+			d.bad(field+".budget", `is %q: no prices of %s are known: add prices: {file: PATH}, or prices: {unknown_model: {input: "3", output: "15"}}`, r.Budget, apis[0])
+		} else if err != nil {
+			d.bad(field+".budget", "is %q: %s", r.Budget, oneLine(err))
+		}
+	}
+}
+
+// ownPrices reads the prices of a route, before the listed ones.
+func (d *decoder) ownPrices(at string, r *Route) {
 	var own providers.PriceList
 	if file := r.Prices.File; file != "" && !d.loader.WithoutSecrets {
 		text, err := d.loader.readPrices(file)
@@ -66,23 +89,16 @@ func (d *decoder) prices(field string, r *Route) {
 		}
 		r.spending.Default = &price
 	}
-	var apis []string
-	for _, part := range r.parts() {
-		if api := part.api(); !slices.Contains(apis, api) {
-			apis = append(apis, api)
-		}
+}
+
+// ofEach returns the units that requests of the route cost whatever its limits: requests and, by prices,
+// nanodollars.
+func (r *Route) ofEach() map[string]bool {
+	all := map[string]bool{algorithms.Requests: true}
+	if r.spending != nil {
+		all[throttle.Nanodollars] = true
 	}
-	switch {
-	case len(d.problems) > before || slices.ContainsFunc(apis, func(api string) bool { return api == "" }): // of problems that are reported
-	case len(apis) > 1:
-		d.bad(field+".budget", "is %q: the members of the pool are of several APIs, %s, and what a request costs depends on the one that serves it: give each a route of its own", r.Budget, list(apis, "and"))
-	default:
-		if err := r.spending.Limit(new(throttle.Transport), apis[0]); errors.Is(err, providers.ErrNoPrice) {
-			d.bad(field+".budget", `is %q: no prices of %s are known: add prices: {file: PATH}, or prices: {unknown_model: {input: "3", output: "15"}}`, r.Budget, apis[0])
-		} else if err != nil {
-			d.bad(field+".budget", "is %q: %s", r.Budget, oneLine(err))
-		}
-	}
+	return all
 }
 
 // readPrices reads a file of prices.

@@ -753,10 +753,7 @@ func (d *decoder) counted(c *Config) {
 	whole := true
 	for _, prefix := range slices.Sorted(maps.Keys(c.Routes)) {
 		r, field := c.Routes[prefix], "routes."+prefix
-		costs, limited := map[string]bool{algorithms.Requests: true}, units(r.budget.Tiers)
-		if r.spending != nil {
-			costs[throttle.Nanodollars] = true
-		}
+		costs, limited := r.ofEach(), units(r.budget.Tiers)
 		for _, client := range c.Clients {
 			maps.Copy(limited, units(client.own.Tiers))
 		}

@@ -60,12 +60,13 @@ func (s System) colors(w io.Writer) bool {
 type command struct {
 	System
 	json bool
-	stop func() // of the signals of a verb in tidy
+	args []string // of the command line, for a verb that says how to run it again
+	stop func()   // of the signals of a verb in tidy
 }
 
 // Main runs the command and returns its exit code.
 func Main(ctx context.Context, s System, args []string) int {
-	c := &command{System: s, stop: func() {}}
+	c := &command{System: s, args: args, stop: func() {}}
 	root := c.root()
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
@@ -91,7 +92,7 @@ type group struct {
 // groups returns the verbs.
 func (c *command) groups() []group {
 	return []group{
-		{"Send requests in turn:", []*cobra.Command{c.exec(), c.wait(), c.lines(), c.proxy()}},
+		{"Send requests in turn:", []*cobra.Command{c.exec(), c.wait(), c.lines(), c.batch(), c.proxy()}},
 		{"See and control quotas:", []*cobra.Command{c.status(), c.top(), c.pause(), c.resume(), c.forget()}},
 		{"Plan and check limits:", []*cobra.Command{c.plan(), c.replay(), c.providers(), c.inspect(), c.validate()}},
 		{"Other verbs:", []*cobra.Command{c.postgres(), c.help(), c.version()}},

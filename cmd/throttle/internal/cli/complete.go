@@ -36,6 +36,8 @@ func (c *command) completeFlags(verb *cobra.Command) {
 		"config":        filesOf("yaml", "yml", "json"),
 		"file":          anyFile,
 		"token-file":    anyFile,
+		"journal":       anyFile,
+		"results":       anyFile,
 		"class":         fixed("interactive\tbefore all others", "normal\tthe default", "batch\tafter all others; leaves the headroom"),
 		"format":        fixed("jsonl\tJSON lines", "clf\tan access log of nginx or Apache", "har\tan HTTP archive"),
 		"duration-unit": fixed("s", "ms", "us", "ns"),
@@ -66,7 +68,7 @@ func (c *command) argumentsOf(verb string) completion {
 		return completePreset
 	case "validate":
 		return completeLimitsOrFile
-	case "replay", "inspect":
+	case "replay", "inspect", "batch":
 		return anyFile
 	case "exec":
 		return c.completeCommand

@@ -41,7 +41,7 @@ func TestComplete(t *testing.T) {
 		want      string // some of the values
 		directive string
 	}{
-		{"", "exec wait lines proxy status top pause resume forget plan replay providers inspect validate help version completion", noFiles},
+		{"", "exec wait lines batch proxy status top pause resume forget plan replay providers inspect validate help version completion", noFiles},
 		{"help ", "exec pause", noFiles},
 		{"wait --policy ", "github openai: stripe", noFiles},
 		{"wait --policy opena", "openai: openai-compatible:", noFiles},
@@ -62,6 +62,11 @@ func TestComplete(t *testing.T) {
 		{"validate ", "", files},
 		{"replay ", "", files},
 		{"inspect ", "", files},
+		{"batch ", "", files},
+		{"batch urls.txt --journal ", "", files},
+		{"batch urls.txt --results ", "", files},
+		{"batch urls.txt --policy ", "github", noFiles},
+		{"batch urls.txt --class ", "interactive normal batch", noFiles},
 		{"inspect --host ", "api.github.com api.openai.com", noFiles},
 		{"wait --policy github --scope ", "core search graphql", noFiles},
 		{"wait --policy openai:requests=5,tokens=5 --scope ", "model vector_store", noFiles},

@@ -16,7 +16,7 @@ import (
 var update = flag.Bool("update", false, "write what the commands of the pages print into the pages")
 
 // pages are the pages with commands that users type.
-var pages = []string{"README.md", "docs/cli.md", "docs/proxy.md"}
+var pages = []string{"README.md", "docs/cli.md", "docs/batch.md", "docs/proxy.md"}
 
 // block matches a block of code: its language, the name of a file, and its text.
 var block = regexp.MustCompile("(?ms)^```(\\w+) ?(\\S*)\n(.*?)^```$")

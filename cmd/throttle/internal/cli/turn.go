@@ -36,11 +36,15 @@ type turnFlags struct {
 }
 
 func (f *turnFlags) register(cmd *cobra.Command) {
-	flags := cmd.Flags()
+	f.registerCharge(cmd.Flags(), throttle.Normal)
+	cmd.Flags().DurationVar(&f.maxWait, "max-wait", 0, "the longest `time` to wait; 0s does not wait (default no limit)")
+}
+
+// registerCharge registers the flags of a verb whose requests wait as long as they must.
+func (f *turnFlags) registerCharge(flags *pflag.FlagSet, class throttle.Class) {
 	f.quotaFlags.register(flags)
 	flags.StringSliceVar(&f.cost, "cost", nil, "what a request costs, as `unit=n`, with commas between several; the unit is requests unless the policy names others")
-	flags.StringVar(&f.class, "class", "", "the `class`: interactive, normal or batch; batch leaves the policy's headroom (default normal)")
-	flags.DurationVar(&f.maxWait, "max-wait", 0, "the longest `time` to wait; 0s does not wait (default no limit)")
+	flags.StringVar(&f.class, "class", "", "the `class`: interactive, normal or batch; batch leaves the policy's headroom (default "+class.String()+")")
 	flags.DurationVar(&f.guard, "guard", 0, "the longest `time` that the request takes to reach the API (default 100ms, or the policy's)")
 	flags.BoolVar(&f.quiet, "quiet", false, "report nothing while waiting")
 }

@@ -1,5 +1,0 @@
-package batch
-
-import "io"
-
-func Bar(io.Writer) func(Progress) { return nil }
