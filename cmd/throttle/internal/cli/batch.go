@@ -54,7 +54,35 @@ func (c *command) batch() *cobra.Command {
 		Use:        "batch FILE --policy LIMITS [FLAG...] -- COMMAND [ARG...]",
 		Short:      "Run a command for each line of a file, resumable",
 		SuggestFor: []string{"parallel", "map", "each"},
-		Long: `Run a command for each line of a file, each in its turn. FILE may be - for the
+		Long:       batchHelp + batchExits,
+		Example: `  throttle batch urls.txt --policy 5/s -- curl -fsS -O {}
+  throttle batch orders.csv --csv --policy stripe --scope search -- ./refund --id {id} --cents {amount}
+  throttle batch mails.jsonl --jsonl --stdin --policy 100/min --name mail --results sent.jsonl -- ./send {user.email}`,
+		Args: batchArgs,
+		RunE: func(cmd *cobra.Command, args []string) error { return c.runBatch(cmd, &f, args[0], args[1:]) },
+	}
+	f.register(cmd)
+	return cmd
+}
+
+// batchArgs returns an error for arguments that are not a file and a command.
+func batchArgs(cmd *cobra.Command, args []string) error {
+	const example = "throttle batch urls.txt --policy 5/s -- curl -fsS {}"
+	switch dash := cmd.ArgsLenAtDash(); {
+	case len(args) == 0 || dash == 0:
+		return usagef("batch needs a file of items, or - for the standard input: %s", example)
+	case dash < 0 && len(args) > 1:
+		return usagef("batch needs -- before the command: %s", example)
+	case dash > 1:
+		return usagef("batch takes one file: got %q, too", args[1])
+	case len(args) == 1:
+		return usagef("batch needs a command behind --: %s", example)
+	}
+	return nil
+}
+
+// batchHelp is what the help of batch says.
+const batchHelp = `Run a command for each line of a file, each in its turn. FILE may be - for the
 standard input. When it is run again, batch goes on where it was after it was stopped
 or killed, and tries again what has failed. Blank lines are skipped.
 
@@ -85,29 +113,7 @@ Without --name, the limits are for this command alone. With --name, it shares th
 quota with exec, wait and all other programs that give that name. Commands are in the
 class batch, which leaves the headroom of the limits to others.
 
-` + batchExits,
-		Example: `  throttle batch urls.txt --policy 5/s -- curl -fsS -O {}
-  throttle batch orders.csv --csv --policy stripe --scope search -- ./refund --id {id} --cents {amount}
-  throttle batch mails.jsonl --jsonl --stdin --policy 100/min --name mail --results sent.jsonl -- ./send {user.email}`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			const example = "throttle batch urls.txt --policy 5/s -- curl -fsS {}"
-			switch dash := cmd.ArgsLenAtDash(); {
-			case len(args) == 0 || dash == 0:
-				return usagef("batch needs a file of items, or - for the standard input: %s", example)
-			case dash < 0 && len(args) > 1:
-				return usagef("batch needs -- before the command: %s", example)
-			case dash > 1:
-				return usagef("batch takes one file: got %q, too", args[1])
-			case len(args) == 1:
-				return usagef("batch needs a command behind --: %s", example)
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, args []string) error { return c.runBatch(cmd, &f, args[0], args[1:]) },
-	}
-	f.register(cmd)
-	return cmd
-}
+`
 
 // batchExits lists the exit codes of batch.
 const batchExits = `Exit codes: 64 bad usage, 69 the store of the limits cannot be used, 75 refused for now,
