@@ -105,6 +105,7 @@ func (r *run[K, T, R]) fail(t *task[K, T, R]) {
 	if err == nil && r.job.failed != nil {
 		err = r.job.failed(failure)
 	}
+	r.broken = err != nil
 	r.job.Log.Warn("item failed", "key", failure.Key, "calls", t.calls, "err", t.err)
 	failed, inARow := r.count.fail(failure)
 	switch {
