@@ -18,10 +18,7 @@ const buffers = 1 << 20
 // TestJournalTakesLittleMemory plays a job of many items, and resumes it in the same order and in another one.
 func TestJournalTakesLittleMemory(t *testing.T) {
 	soak.NoRace(t, "it measures memory")
-	items := 10_000_000
-	if testing.Short() {
-		items = 100_000
-	}
+	items := soak.Times(1_000_000) // ten million by "make soak"
 	path := filepath.Join(t.TempDir(), "journal")
 	before := heap()
 	j, _ := openTimed(t, path)
