@@ -88,6 +88,7 @@ type Line struct {
 type rate struct {
 	unit      string
 	perSecond float64
+	most      int64 // that the tier admits at once
 }
 
 // Acquire admits a job of cost c or says when it comes back. Exactly one of the three results is not zero:
@@ -104,7 +105,7 @@ type rate struct {
 // Acquire blocks for twice Resolution at most, and for the round trips of a shared store.
 func (l *Line) Acquire(ctx context.Context, c throttle.Cost, snoozed bool) (*throttle.Permit, time.Duration, error) {
 	var refused *throttle.WaitError
-	if snoozed || !l.stands() {
+	if snoozed || !l.stands(c) {
 		begun := time.Now()
 		permit, err := l.try(ctx, c)
 		if err == nil {
@@ -135,10 +136,16 @@ func later(refused *throttle.WaitError) bool {
 
 func (l *Line) resolution() time.Duration { return cmp.Or(l.Resolution, usualResolution) }
 
-// stands reports whether a new job has others ahead that come back.
-func (l *Line) stands() bool {
+// stands reports whether a new job of cost c has others ahead that come back. One that no tier can admit does not
+// stand in the line: the place behind it would be years away.
+func (l *Line) stands(c throttle.Cost) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	for _, r := range l.rates {
+		if n := c[r.unit]; n < 0 || n > r.most {
+			return false
+		}
+	}
 	return time.Until(l.last) > 2*l.resolution()
 }
 
@@ -295,7 +302,7 @@ func (l *Line) learn(ctx context.Context) {
 	rates := make(map[string]rate)
 	for _, t := range status.Tiers {
 		if perSecond := rateOf(t, status.Shared != ""); perSecond > 0 {
-			rates[t.Tier.String()] = rate{cmp.Or(t.Tier.Unit, algorithms.Requests), perSecond}
+			rates[t.Tier.String()] = rate{cmp.Or(t.Tier.Unit, algorithms.Requests), perSecond, max(t.Tier.Capacity(), t.Followed)}
 		}
 	}
 	l.mu.Lock()
