@@ -215,6 +215,7 @@ func TestUnsettledRequests(t *testing.T) {
 		want      int64
 	}{
 		"refused":          {paidReply: paidReply{status: 429, kind: "application/json", body: `{}`}, want: 0},
+		"redirected":       {paidReply: paidReply{status: 307, kind: "text/html", header: map[string]string{"Location": chatURL}}, want: 0},
 		"wrong":            {paidReply: paidReply{status: 400, kind: "application/json", body: `{}`}, want: 0},
 		"failed":           {paidReply: paidReply{status: 500, kind: "application/json", body: `{}`}, want: estimate},
 		"without a usage":  {paidReply: ok(`{}`), want: estimate},
