@@ -128,3 +128,39 @@ func TestMetersFollowAClockThatIsSetBack(t *testing.T) {
 		t.Errorf("the forecast after a reading that was overtaken is %v, want %v", got, want)
 	}
 }
+
+// What was reserved at the end of an hour and is given back in the next one counts in neither.
+func TestMetersForgetWhatIsGivenBack(t *testing.T) {
+	var reserving, spending Meters
+	start := time.Date(2026, time.October, 1, 0, 0, 0, 0, time.UTC)
+	for hour := range int64(10 * 24) {
+		now := start.Add(time.Duration(hour) * time.Hour)
+		reserved := (hour % 2) * 50_000_000_000
+		reserving.Read("", 0, status(t, hour*1_000_000_000), now.Add(30*time.Minute), nil)
+		reserving.Read("", 0, status(t, hour*1_000_000_000+reserved), now.Add(59*time.Minute), nil)
+		spending.Read("", 0, status(t, hour*1_000_000_000), now.Add(30*time.Minute), nil)
+		spending.Read("", 0, status(t, hour*1_000_000_000), now.Add(59*time.Minute), nil)
+	}
+	got, _ := reserving.Read("", 0, status(t, 240_000_000_000), start.Add(240*time.Hour+30*time.Minute), nil)
+	want, _ := spending.Read("", 0, status(t, 240_000_000_000), start.Add(240*time.Hour+30*time.Minute), nil)
+	if got.Total < want.Total*9/10 || got.Total > want.Total*11/10 {
+		t.Errorf("%v, want about %v", got, want)
+	}
+}
+
+// After a jump less than a week of the new use is known, however long the old one was.
+func TestForecastAfterAJumpIsRough(t *testing.T) {
+	var m Meters
+	start := time.Date(2026, time.October, 1, 0, 0, 0, 0, time.UTC)
+	var used int64
+	for hour := range 25 * 24 {
+		used += 100_000_000
+		if hour > 23*24 {
+			used += 1_000_000_000
+		}
+		f, ok := m.Read("", 0, status(t, used), start.Add(time.Duration(hour)*time.Hour), nil)
+		if ok && f.Rough != (hour < 7*24+1) && hour < 23*24 || hour == 25*24-1 && !f.Rough {
+			t.Errorf("after %d hours: %+v", hour, f)
+		}
+	}
+}
