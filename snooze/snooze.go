@@ -46,7 +46,8 @@ const (
 // uses up a long window at once, the jobs behind it take one window more than they must.
 //
 // The order of jobs is that of their first tries, except where the job queue mixes jobs that it brings back
-// at once. A job that is refused when it comes back, as after a pause, goes to the end of the line.
+// at once, and while a budget is used up or a ban lasts: new jobs are tried then, because one that costs less may
+// fit, and the budget may be raised. A job that is refused when it comes back, as after a pause, goes to the end of the line.
 //
 // Do not change the fields after the first call. A Line is safe for concurrent use.
 type Line struct {
@@ -79,6 +80,7 @@ type Line struct {
 	late     int
 	lateFrom time.Time
 	last     time.Time // the last place that this process has taken
+	closed   time.Time // when the budget or the ban ends that has refused a job
 	tier     string    // the last tier that has refused a job
 	rates    map[string]rate
 	ratesAt  time.Time
@@ -109,6 +111,7 @@ func (l *Line) Acquire(ctx context.Context, c throttle.Cost, snoozed bool) (*thr
 		begun := time.Now()
 		permit, err := l.try(ctx, c)
 		if err == nil {
+			l.opened()
 			return permit, 0, nil
 		}
 		if !errors.As(err, &refused) || !later(refused) {
@@ -141,12 +144,25 @@ func (l *Line) resolution() time.Duration { return cmp.Or(l.Resolution, usualRes
 func (l *Line) stands(c throttle.Cost) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if time.Until(l.closed) > 0 { // a job that costs less may fit, and a budget may be raised
+		return false
+	}
 	for _, r := range l.rates {
 		if n := c[r.unit]; n < 0 || n > r.most {
 			return false
 		}
 	}
 	return time.Until(l.last) > 2*l.resolution()
+}
+
+// opened ends the line of jobs that wait for the end of a budget or of a ban, because another job was admitted
+// before. Those that are new would come back behind them.
+func (l *Line) opened() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if time.Until(l.closed) > 0 {
+		l.closed, l.last = time.Time{}, time.Time{}
+	}
 }
 
 // try admits a job, or refuses it if it would have to wait in its worker for too long.
@@ -197,6 +213,9 @@ func (l *Line) join(ctx context.Context, c throttle.Cost, refused *throttle.Wait
 	defer l.mu.Unlock()
 	if at := time.Now().Add(place); at.After(l.last) {
 		l.last = at
+	}
+	if refused != nil && !refused.Until.IsZero() {
+		l.closed = refused.Until
 	}
 	return l.early(place), nil
 }

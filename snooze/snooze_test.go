@@ -428,6 +428,40 @@ func TestJobAboveTheCapacityTakesNoPlace(t *testing.T) {
 	})
 }
 
+// A job that does not fit in the rest of a budget holds up no others that do, and none after the budget is raised.
+func TestJobsThatFitDoNotWaitForTheBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		policy, err := throttle.ParsePolicy("spending", "$10/month")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := throttle.New(policy, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		queue := &snooze.Line{Limiter: l}
+		buy := func(dollars int64, admitted bool) {
+			t.Helper()
+			p, again, err := queue.Acquire(t.Context(), throttle.Cost{throttle.Nanodollars: dollars * 1_000_000_000}, false)
+			if err != nil || (p != nil) != admitted || p == nil && again < 24*time.Hour {
+				t.Errorf("$%d: permit %v, again after %v, %v; want admitted %v", dollars, p, again, err, admitted)
+			}
+			p.Release()
+		}
+		buy(8, true)
+		for range 3 {
+			buy(5, false)
+		}
+		buy(1, true)
+		buy(5, false)
+		policy.Tiers[0].Limit *= 2
+		if err := l.SetPolicy(t.Context(), policy); err != nil {
+			t.Fatal(err)
+		}
+		buy(5, true)
+	})
+}
+
 func TestWaitIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := sharedLimiters(t, 1, throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerMinute(1)}})[0]
