@@ -68,8 +68,9 @@ type Spending struct {
 // flight. If a response reports no usage, the estimate stays. This is so for streams of chat completions of
 // OpenAI's protocol without stream_options.include_usage. A stream that is cut off costs what it has
 // reported, and the expected output if it has reported none. A request that was refused, or that was not
-// sent, costs nothing, and one without a response its estimate. Requests that no model reads, and those that
-// t doesn't limit, cost nothing: batches too, whose results Charge takes.
+// sent, costs nothing, and one without a response its estimate. So does a response in the background, whose usage
+// comes later. Requests that no model reads, and those that t doesn't limit, cost nothing: batches too, whose
+// results Charge takes, and forms with files, such as audio to transcribe.
 //
 // If the prices of an API are of requests alone, a request costs that of its path, such as
 // "/v1/lookups/*": the path is what Price.Model matches.
