@@ -61,14 +61,14 @@ func (a *attempt) meter(resp *http.Response, answer *answers.Answer, body *answe
 	return m
 }
 
-// profileMeter returns the Meter that the Profile describes. A request that was refused, or that was
-// the caller's error, costs only what the response reports.
+// profileMeter returns the Meter that the Profile describes. A request that was refused or redirected, or that
+// was the caller's error, costs only what the response reports.
 func (a *attempt) profileMeter(resp *http.Response, answer *answers.Answer, body *answers.Meter) Meter {
 	if answer == nil {
 		answer = new(answers.Answer)
 	}
 	m := &profileMeter{cost: Cost{}, body: body}
-	if answer.Kind != answers.Passed || resp.StatusCode/100 == 4 {
+	if class := resp.StatusCode / 100; answer.Kind != answers.Passed || class == 3 || class == 4 {
 		m.cost = a.ZeroEstimate()
 	}
 	for _, c := range answer.Charged {

@@ -2,6 +2,7 @@ package algorithms
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 )
@@ -43,12 +44,13 @@ func FormatAmount(n int64, unit string) string {
 	if n > -dollar && n < dollar {
 		digit = dollar / 1_000_000
 	}
-	if half := digit / 2; n < 0 {
-		n -= half
-	} else {
-		n += half
+	cut := n % digit
+	if n -= cut; cut >= digit/2 && n <= math.MaxInt64-digit {
+		n += digit
+	} else if cut <= -digit/2 && n >= math.MinInt64+digit {
+		n -= digit
 	}
-	text := formatDollars(n / digit * digit)
+	text := formatDollars(n)
 	if !strings.Contains(text, ".") {
 		text += ".00"
 	}

@@ -1,6 +1,7 @@
 package algorithms_test
 
 import (
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -110,6 +111,8 @@ func TestFormatAmount(t *testing.T) {
 		-12_345_000_000:           "-$12.35",
 		-2_100_000:                "-$0.0021",
 		9_007_199_254_740_993_000: "$9007199254.74",
+		math.MaxInt64:             "$9223372036.85",
+		math.MinInt64:             "-$9223372036.85",
 	} {
 		if got := FormatAmount(n, Nanodollars); got != want {
 			t.Errorf("%d nanodollars are %q, want %q", n, got, want)

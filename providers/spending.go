@@ -37,8 +37,8 @@ var ErrNoPrice = errors.New("providers: no price is known")
 //
 // Set the fields before the first call of Limit. A Spending is then safe for concurrent use.
 type Spending struct {
-	// Limiter is the budget, around the quotas of the Transport. Its tiers count Nanodollars, as those do
-	// that ParsePolicy reads in dollars. If nil, the Transport has such tiers already: those of a Scope,
+	// Limiter is the budget, around the quotas of the Transport. Its tiers count Nanodollars and are
+	// Estimated, as those are that ParsePolicy reads in dollars. If nil, the Transport has such tiers already: those of a Scope,
 	// for example, in which each of its requests counts.
 	Limiter *throttle.Limiter
 
@@ -68,8 +68,9 @@ type Spending struct {
 // flight. If a response reports no usage, the estimate stays. This is so for streams of chat completions of
 // OpenAI's protocol without stream_options.include_usage. A stream that is cut off costs what it has
 // reported, and the expected output if it has reported none. A request that was refused, or that was not
-// sent, costs nothing, and one without a response its estimate. Requests that no model reads, and those that
-// t doesn't limit, cost nothing: batches too, whose results Charge takes.
+// sent, costs nothing, and one without a response its estimate. So does a response in the background, whose usage
+// comes later. Requests that no model reads, and those that t doesn't limit, cost nothing: batches too, whose
+// results Charge takes, and forms with files, such as audio to transcribe.
 //
 // If the prices of an API are of requests alone, a request costs that of its path, such as
 // "/v1/lookups/*": the path is what Price.Model matches.
@@ -77,8 +78,8 @@ type Spending struct {
 // Flex processing of OpenAI has the prices of its batch API. Priority processing and Anthropic's fast mode
 // need prices of their own, of models with "-priority" or "-fast" behind their names.
 //
-// Limit returns an error if an API has no price and there is no Default, or if t has a Pool, a Meter or a
-// ProfileFor.
+// Limit returns an error if an API has no price and there is no Default, if t has a Pool, a Meter or a
+// ProfileFor, if the requests of t cost dollars already, or if neither t nor the Spending has a Limiter.
 func (s *Spending) Limit(t *throttle.Transport, api string) error {
 	find, err := s.finder(api)
 	if err != nil {
@@ -86,6 +87,12 @@ func (s *Spending) Limit(t *throttle.Transport, api string) error {
 	}
 	if t.Pool != nil || t.Meter != nil || t.ProfileFor != nil {
 		return fmt.Errorf("providers: Spending of %s: the Transport has a Pool, a Meter or a ProfileFor: limit the spending of a Transport around it, or of each API", api)
+	}
+	if s.Limiter == nil && t.Limiter == nil && t.Route == nil {
+		return fmt.Errorf("providers: Spending of %s: there is no budget: set Limiter, or give the Transport one", api)
+	}
+	if t.Profile != nil && slices.ContainsFunc(t.Profile.Charges, func(c answers.Charge) bool { return c.Unit == usedInput[0] }) {
+		return fmt.Errorf("providers: Spending of %s: the requests of the Transport cost dollars already: give one budget several tiers, such as $50/day + $500/month", api)
 	}
 	refuse, err := throttle.NewGroup(throttle.Policy{Name: "spending", Tiers: []throttle.Tier{noLimit}}, unpriced{}, throttle.GroupOptions{MaxKeys: 1})
 	if err != nil {
@@ -124,8 +131,8 @@ func (s *Spending) finder(api string) (find func(model string) (Price, bool), er
 	}
 	return func(model string) (Price, bool) {
 		p, ok := list.Find(api, model)
-		for _, mode := range []string{fastMode, priorityMode} { // a pattern of all versions is of none of them
-			ok = ok && (!strings.HasSuffix(model, mode) || strings.Contains(p.Model, mode))
+		if mode := dearMode[api]; mode != "" && strings.HasSuffix(model, mode) { // no pattern of all versions is of it
+			ok = ok && strings.Contains(p.Model, mode)
 		}
 		if !ok && s.Default != nil {
 			return *s.Default, true
@@ -172,12 +179,20 @@ func (s *Spending) Charge(ctx context.Context, api, model string, used Usage) (n
 	if s.Limiter == nil {
 		return nanodollars, nil
 	}
+	for left := min(nanodollars, algorithms.MaxDollars); left > 0 && err == nil; left -= algorithms.MaxLimit {
+		err = s.take(ctx, min(left, algorithms.MaxLimit))
+	}
+	return nanodollars, err
+}
+
+// take charges what has been spent to the budget, at most MaxLimit.
+func (s *Spending) take(ctx context.Context, nanodollars int64) error {
 	p, err := s.Limiter.Acquire(ctx, throttle.Cost{throttle.Nanodollars: 0})
 	if err != nil {
-		return nanodollars, err
+		return err
 	}
 	defer p.Release()
-	return nanodollars, p.Settle(throttle.Cost{throttle.Nanodollars: nanodollars})
+	return p.Settle(throttle.Cost{throttle.Nanodollars: nanodollars})
 }
 
 func noPrice(api, model string) error {
@@ -296,8 +311,15 @@ type order struct {
 // a batch: https://developers.openai.com/api/docs/guides/flex-processing, read on 2026-11-29.
 const priorityMode = "-priority"
 
+// dearMode has the modes that need prices of their own. Models of other APIs may have such names.
+var dearMode = map[string]string{"openai": priorityMode, "anthropic": fastMode}
+
 // writesNothing matches the paths and models of requests without output.
 var writesNothing = regexp.MustCompile(`embed|rerank|moderation`)
+
+// startsNoModel matches the paths of requests that name a model and do not run it: they count tokens, or begin
+// a training, which is paid in other ways.
+var startsNoModel = regexp.MustCompile(`/(input_tokens|count_tokens|fine_tuning/jobs)$`)
 
 // order returns the order of a request. It returns false if the model has no price.
 func (b *bill) order(req *http.Request, read func(*http.Request) prompt.Prompt) (o order, ok bool) {
@@ -330,7 +352,7 @@ var otherMaxima = []string{"generationConfig.maxOutputTokens", "max_gen_len", "i
 
 // prompt sets the model of a question, and returns its prompt and whether a model reads it.
 func (b *bill) prompt(q *question, req *http.Request, read func(*http.Request) prompt.Prompt) (p prompt.Prompt, counts bool) {
-	if req.Method != http.MethodPost {
+	if req.Method != http.MethodPost || startsNoModel.MatchString(req.URL.Path) {
 		return p, false
 	}
 	p = read(req)
@@ -380,7 +402,8 @@ func (o *order) actual(reported throttle.Cost) (nanodollars, output int64) {
 		part, _ := writtenOfInput.most(reported)
 		used.HourCacheWrite, _ = writtenForAnHour.most(reported)
 		input += tools
-		used.Input, used.CachedInput, used.CacheWrite = input-cached-part, cached+read, written+part-used.HourCacheWrite
+		// A gateway that reports the numbers of two protocols means the same tokens.
+		used.Input, used.CachedInput, used.CacheWrite = input-cached-part, max(cached, read), max(written, part)-used.HourCacheWrite
 	}
 	if total, sums := usedTotal.most(reported); reads && sums { // with the tokens of thoughts, which the output may lack
 		output, writes = max(output, total-input), true

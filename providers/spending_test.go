@@ -171,6 +171,8 @@ func TestUsageCostsItsTokens(t *testing.T) {
 			ok(`{"usage":{"prompt_tokens":1000,"completion_tokens":20,"total_tokens":1020,"prompt_tokens_details":{"cached_tokens":400}}}`), 740},
 		{"thoughts beside the output", providers.OpenAICompatible("api.x.ai", 1_000, 1_000_000), "https://api.x.ai/v1/chat/completions", chat,
 			ok(`{"usage":{"prompt_tokens":1000,"completion_tokens":5,"total_tokens":1020,"completion_tokens_details":{"reasoning_tokens":15}}}`), 1100},
+		{"two names of the cache", providers.OpenAICompatible("gateway.example", 1_000, 1_000_000), "https://gateway.example/v1/chat/completions", chat,
+			ok(`{"usage":{"prompt_tokens":1000,"completion_tokens":20,"total_tokens":1020,"prompt_tokens_details":{"cached_tokens":400},"cache_read_input_tokens":400,"cache_creation_input_tokens":0}}`), 740},
 		{"cache hits of DeepSeek", providers.OpenAICompatible("api.deepseek.com", 1_000, 1_000_000), "https://api.deepseek.com/chat/completions", chat,
 			ok(`{"usage":{"prompt_tokens":1000,"completion_tokens":20,"total_tokens":1020,"prompt_tokens_details":{"cached_tokens":400},"prompt_cache_hit_tokens":400,"prompt_cache_miss_tokens":600}}`), 740},
 		{"two names of the input", providers.OpenAICompatible("gateway.example", 1_000, 1_000_000), "https://gateway.example/v1/chat/completions", chat,
@@ -213,6 +215,7 @@ func TestUnsettledRequests(t *testing.T) {
 		want      int64
 	}{
 		"refused":          {paidReply: paidReply{status: 429, kind: "application/json", body: `{}`}, want: 0},
+		"redirected":       {paidReply: paidReply{status: 307, kind: "text/html", header: map[string]string{"Location": chatURL}}, want: 0},
 		"wrong":            {paidReply: paidReply{status: 400, kind: "application/json", body: `{}`}, want: 0},
 		"failed":           {paidReply: paidReply{status: 500, kind: "application/json", body: `{}`}, want: estimate},
 		"without a usage":  {paidReply: ok(`{}`), want: estimate},
@@ -298,6 +301,11 @@ func TestModelWithoutPrice(t *testing.T) {
 	if n, err := buy(t, rt, "GET", "https://api.openai.com/v1/models", ""); err != nil || n != -1 {
 		t.Errorf("a request that no model reads cost %d, %v; want none", n, err)
 	}
+	for _, path := range []string{"responses/input_tokens", "fine_tuning/jobs"} {
+		if n, err := buy(t, rt, "POST", "https://api.openai.com/v1/"+path, `{"model":"gpt-9"}`); err != nil || n != -1 {
+			t.Errorf("%s cost %d, %v; want none, because it runs no model", path, n, err)
+		}
+	}
 	s = &providers.Spending{Limiter: budget, Prices: providers.PriceList{known, fast}, Default: &providers.Price{Input: 3_000, Output: 1}}
 	rt = spends(t, s, p, "openai", api)
 	for body, want := range map[string]int64{
@@ -322,6 +330,10 @@ func mustRequest(t *testing.T, method, url, body string) *http.Request {
 
 func TestLimitErrors(t *testing.T) {
 	list := providers.PriceList{priced("openai")}
+	limited := &throttle.Transport{}
+	if err := (&providers.Spending{Prices: list, Limiter: budgetOf(t, "$1/day")}).Limit(limited, "openai"); err != nil {
+		t.Fatal(err)
+	}
 	for name, tc := range map[string]struct {
 		s    *providers.Spending
 		t    *throttle.Transport
@@ -330,6 +342,8 @@ func TestLimitErrors(t *testing.T) {
 		"no price":   {&providers.Spending{Prices: providers.PriceList{priced("gemini")}}, &throttle.Transport{}, "Spending of openai: providers: no price is known: add its prices to Prices, or set Default"},
 		"pool":       {&providers.Spending{Prices: list}, &throttle.Transport{Pool: new(throttle.Pool)}, "Spending of openai: the Transport has a Pool"},
 		"meter":      {&providers.Spending{Prices: list}, &throttle.Transport{Meter: func(*http.Response) throttle.Meter { return nil }}, "Spending of openai: the Transport has a Pool, a Meter"},
+		"no budget":  {&providers.Spending{Prices: list}, &throttle.Transport{}, "Spending of openai: there is no budget: set Limiter"},
+		"twice":      {&providers.Spending{Prices: list, Limiter: budgetOf(t, "$1/month")}, limited, "cost dollars already: give one budget several tiers, such as $50/day + $500/month"},
 		"profileFor": {&providers.Spending{Prices: list}, &throttle.Transport{ProfileFor: func(*http.Request) *answers.Profile { return nil }}, "a ProfileFor"},
 	} {
 		if err := tc.s.Limit(tc.t, "openai"); err == nil || !strings.Contains(err.Error(), tc.want) {
@@ -551,6 +565,18 @@ func TestOneBudgetOfTwoAPIs(t *testing.T) {
 		}
 		if _, err := buy(t, chats, "POST", chatURL, `{"model":"any","max_tokens":1,"messages":[]}`); !errors.Is(err, throttle.ErrExhausted) {
 			t.Errorf("error %v, want ErrExhausted", err)
+		}
+	})
+}
+
+// A sum of more than a tier counts of one request is charged whole.
+func TestLargeSumIsCharged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &providers.Spending{Limiter: budgetOf(t, "$9000/month"), Prices: providers.PriceList{{API: "api.x.ai", Model: "*", Input: 2_000_000}}}
+		const want = 2_500_000_000_000 // nanodollars
+		n, err := s.Charge(t.Context(), "api.x.ai", "grok-4-fast", providers.Usage{Input: want / 2_000})
+		if got := spent(t, s.Limiter); err != nil || n != want || got != want {
+			t.Errorf("%d nanodollars were charged, %v, and %d are spent; want %d", n, err, got, want)
 		}
 	})
 }

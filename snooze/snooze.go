@@ -46,7 +46,8 @@ const (
 // uses up a long window at once, the jobs behind it take one window more than they must.
 //
 // The order of jobs is that of their first tries, except where the job queue mixes jobs that it brings back
-// at once. A job that is refused when it comes back, as after a pause, goes to the end of the line.
+// at once, and while a budget is used up or a ban lasts: new jobs are tried then, because one that costs less may
+// fit, and the budget may be raised. A job that is refused when it comes back, as after a pause, goes to the end of the line.
 //
 // Do not change the fields after the first call. A Line is safe for concurrent use.
 type Line struct {
@@ -79,6 +80,7 @@ type Line struct {
 	late     int
 	lateFrom time.Time
 	last     time.Time // the last place that this process has taken
+	closed   time.Time // when the budget or the ban ends that has refused a job
 	tier     string    // the last tier that has refused a job
 	rates    map[string]rate
 	ratesAt  time.Time
@@ -88,6 +90,7 @@ type Line struct {
 type rate struct {
 	unit      string
 	perSecond float64
+	most      int64 // that the tier admits at once
 }
 
 // Acquire admits a job of cost c or says when it comes back. Exactly one of the three results is not zero:
@@ -104,10 +107,11 @@ type rate struct {
 // Acquire blocks for twice Resolution at most, and for the round trips of a shared store.
 func (l *Line) Acquire(ctx context.Context, c throttle.Cost, snoozed bool) (*throttle.Permit, time.Duration, error) {
 	var refused *throttle.WaitError
-	if snoozed || !l.stands() {
+	if snoozed || !l.stands(c) {
 		begun := time.Now()
 		permit, err := l.try(ctx, c)
 		if err == nil {
+			l.opened()
 			return permit, 0, nil
 		}
 		if !errors.As(err, &refused) || !later(refused) {
@@ -135,11 +139,30 @@ func later(refused *throttle.WaitError) bool {
 
 func (l *Line) resolution() time.Duration { return cmp.Or(l.Resolution, usualResolution) }
 
-// stands reports whether a new job has others ahead that come back.
-func (l *Line) stands() bool {
+// stands reports whether a new job of cost c has others ahead that come back. One that no tier can admit does not
+// stand in the line: the place behind it would be years away.
+func (l *Line) stands(c throttle.Cost) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if time.Until(l.closed) > 0 { // a job that costs less may fit, and a budget may be raised
+		return false
+	}
+	for _, r := range l.rates {
+		if n := c[r.unit]; n < 0 || n > r.most {
+			return false
+		}
+	}
 	return time.Until(l.last) > 2*l.resolution()
+}
+
+// opened ends the line of jobs that wait for the end of a budget or of a ban, because another job was admitted
+// before. Those that are new would come back behind them.
+func (l *Line) opened() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if time.Until(l.closed) > 0 {
+		l.closed, l.last = time.Time{}, time.Time{}
+	}
 }
 
 // try admits a job, or refuses it if it would have to wait in its worker for too long.
@@ -190,6 +213,9 @@ func (l *Line) join(ctx context.Context, c throttle.Cost, refused *throttle.Wait
 	defer l.mu.Unlock()
 	if at := time.Now().Add(place); at.After(l.last) {
 		l.last = at
+	}
+	if refused != nil && !refused.Until.IsZero() {
+		l.closed = refused.Until
 	}
 	return l.early(place), nil
 }
@@ -295,7 +321,7 @@ func (l *Line) learn(ctx context.Context) {
 	rates := make(map[string]rate)
 	for _, t := range status.Tiers {
 		if perSecond := rateOf(t, status.Shared != ""); perSecond > 0 {
-			rates[t.Tier.String()] = rate{cmp.Or(t.Tier.Unit, algorithms.Requests), perSecond}
+			rates[t.Tier.String()] = rate{cmp.Or(t.Tier.Unit, algorithms.Requests), perSecond, max(t.Tier.Capacity(), t.Followed)}
 		}
 	}
 	l.mu.Lock()

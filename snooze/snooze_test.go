@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/snooze"
 	"github.com/apithrottle/throttle/throttletest"
@@ -402,6 +403,65 @@ func TestErrorsThatNoWaitHelps(t *testing.T) {
 
 // TestWaitIsBounded fills the room for jobs that wait: one more is snoozed at once, and no job waits for longer
 // than twice Resolution.
+// A job that can never be admitted fails at once and takes no place, whatever stands in the line: those behind it
+// come back as soon as without it.
+func TestJobAboveTheCapacityTakesNoPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(10)}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		queue := &snooze.Line{Limiter: l}
+		for range 100 {
+			if _, _, err := queue.Acquire(t.Context(), nil, false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, n := range []int64{11, 1_000_000_000_000, -1_000_000_000} {
+			if p, again, err := queue.Acquire(t.Context(), throttle.Cost{algorithms.Requests: n}, false); err == nil {
+				t.Errorf("a cost of %d: %v, %v, no error; want one", n, p, again)
+			}
+		}
+		if _, again, err := queue.Acquire(t.Context(), nil, false); err != nil || again < 7*time.Second || again > 10*time.Second {
+			t.Errorf("the next job comes back after %v, %v; want the end of a line of nine seconds", again, err)
+		}
+	})
+}
+
+// A job that does not fit in the rest of a budget holds up no others that do, and none after the budget is raised.
+func TestJobsThatFitDoNotWaitForTheBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		policy, err := throttle.ParsePolicy("spending", "$10/month")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := throttle.New(policy, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		queue := &snooze.Line{Limiter: l}
+		buy := func(dollars int64, admitted bool) {
+			t.Helper()
+			p, again, err := queue.Acquire(t.Context(), throttle.Cost{throttle.Nanodollars: dollars * 1_000_000_000}, false)
+			if err != nil || (p != nil) != admitted || p == nil && again < 24*time.Hour {
+				t.Errorf("$%d: permit %v, again after %v, %v; want admitted %v", dollars, p, again, err, admitted)
+			}
+			p.Release()
+		}
+		buy(8, true)
+		for range 3 {
+			buy(5, false)
+		}
+		buy(1, true)
+		buy(5, false)
+		policy.Tiers[0].Limit *= 2
+		if err := l.SetPolicy(t.Context(), policy); err != nil {
+			t.Fatal(err)
+		}
+		buy(5, true)
+	})
+}
+
 func TestWaitIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := sharedLimiters(t, 1, throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerMinute(1)}})[0]

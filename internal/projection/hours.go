@@ -34,8 +34,9 @@ const unknown = -1
 // HourOf returns the number of the hour of a time.
 func HourOf(t time.Time) int64 { return t.Unix() / 3600 }
 
-// Add adds what was used in an hour. It may be negative, for units that were given back, but the sum of an
-// hour is never less than zero. Hours that are too old are ignored.
+// Add adds what was used in an hour. It may be negative, for units that were given back. If they are more than the
+// hour has used, they were taken in the hour before. The sum of an hour is never less than zero. Hours that are too
+// old are ignored.
 func (h *Hours) Add(hour, used int64) {
 	if len(h.sums) == 0 {
 		h.first = hour
@@ -52,7 +53,12 @@ func (h *Hours) Add(hour, used int64) {
 		h.sums = append(h.sums, unknown)
 	}
 	sum := &h.sums[hour-h.first]
-	*sum = max(0, max(0, *sum)+used)
+	rest := max(0, *sum) + used
+	if *sum = max(0, rest); rest < 0 && hour > h.first && h.sums[hour-1-h.first] != unknown {
+		h.changed(hour - 1)
+		before := &h.sums[hour-1-h.first]
+		*before = max(0, *before+rest)
+	}
 }
 
 // Forget makes an hour unknown, because only a part of it was seen.

@@ -111,6 +111,12 @@ func round(n int64) int64 {
 
 // read takes over a reading. It returns false if the period of the tier is not known.
 func (m *meter) read(t store.TierStatus, now time.Time, busy func(hour int64) int64) bool {
+	switch back := m.at.Sub(now); {
+	case back > time.Hour: // the clock was ahead, and so are the hours
+		*m = meter{}
+	case back > 0: // another reading was faster
+		return true
+	}
 	first, before := m.at.IsZero(), m.period
 	if first || now.Before(m.period.Start) || !now.Before(m.period.End) {
 		p, err := PeriodOf(t.Tier, now)
@@ -122,8 +128,6 @@ func (m *meter) read(t store.TierStatus, now time.Time, busy func(hour int64) in
 	switch hour := HourOf(now); {
 	case first:
 		m.whole = hour + 1
-	case now.Before(m.at): // another reading was faster
-		return true
 	case !before.Start.Equal(m.period.Start):
 		m.begin()
 		m.spread(now, t.Used, busy)

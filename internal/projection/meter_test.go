@@ -96,3 +96,71 @@ func TestMetersForgetNoHourWithAnotherLimit(t *testing.T) {
 		t.Errorf("forecast %+v, %v of another owner, want a rough one", f, ok)
 	}
 }
+
+// After a clock that was ahead is set right, the forecast is as good as that of a new process. A reading that is
+// overtaken at the end of a period counts nothing twice.
+func TestMetersFollowAClockThatIsSetBack(t *testing.T) {
+	at := time.Date(2026, time.November, 10, 0, 0, 0, 0, time.UTC)
+	var m, fresh Meters
+	for hour := range 5 {
+		m.Read("", 0, status(t, int64(hour)*100), at.AddDate(1, 0, 0).Add(time.Duration(hour)*time.Hour), nil)
+	}
+	for hour := range 100 {
+		now := at.Add(time.Duration(hour) * time.Hour)
+		got, ok := m.Read("", 0, status(t, int64(hour)*100), now, nil)
+		want, known := fresh.Read("", 0, status(t, int64(hour)*100), now, nil)
+		if got != want || ok != known {
+			t.Fatalf("after %d hours the forecast is %v, %v; want %v, %v", hour, got, ok, want, known)
+		}
+	}
+	end := time.Date(2026, time.November, 30, 23, 0, 0, 0, time.UTC) // midnight in the zone of the budget
+	var overtaken, ordered Meters
+	for hour := range 5 {
+		for _, m := range []*Meters{&overtaken, &ordered} {
+			m.Read("", 0, status(t, int64(hour)*100), end.Add(time.Duration(hour-5)*time.Hour), nil)
+		}
+	}
+	overtaken.Read("", 0, status(t, 50), end.Add(time.Second), nil)
+	ordered.Read("", 0, status(t, 50), end.Add(time.Second), nil)
+	overtaken.Read("", 0, status(t, 500), end.Add(-time.Second), nil)
+	got, _ := overtaken.Read("", 0, status(t, 60), end.Add(2*time.Hour), nil)
+	if want, _ := ordered.Read("", 0, status(t, 60), end.Add(2*time.Hour), nil); got != want {
+		t.Errorf("the forecast after a reading that was overtaken is %v, want %v", got, want)
+	}
+}
+
+// What was reserved at the end of an hour and is given back in the next one counts in neither.
+func TestMetersForgetWhatIsGivenBack(t *testing.T) {
+	var reserving, spending Meters
+	start := time.Date(2026, time.October, 1, 0, 0, 0, 0, time.UTC)
+	for hour := range int64(10 * 24) {
+		now := start.Add(time.Duration(hour) * time.Hour)
+		reserved := (hour % 2) * 50_000_000_000
+		reserving.Read("", 0, status(t, hour*1_000_000_000), now.Add(30*time.Minute), nil)
+		reserving.Read("", 0, status(t, hour*1_000_000_000+reserved), now.Add(59*time.Minute), nil)
+		spending.Read("", 0, status(t, hour*1_000_000_000), now.Add(30*time.Minute), nil)
+		spending.Read("", 0, status(t, hour*1_000_000_000), now.Add(59*time.Minute), nil)
+	}
+	got, _ := reserving.Read("", 0, status(t, 240_000_000_000), start.Add(240*time.Hour+30*time.Minute), nil)
+	want, _ := spending.Read("", 0, status(t, 240_000_000_000), start.Add(240*time.Hour+30*time.Minute), nil)
+	if got.Total < want.Total*9/10 || got.Total > want.Total*11/10 {
+		t.Errorf("%v, want about %v", got, want)
+	}
+}
+
+// After a jump less than a week of the new use is known, however long the old one was.
+func TestForecastAfterAJumpIsRough(t *testing.T) {
+	var m Meters
+	start := time.Date(2026, time.October, 1, 0, 0, 0, 0, time.UTC)
+	var used int64
+	for hour := range 25 * 24 {
+		used += 100_000_000
+		if hour > 23*24 {
+			used += 1_000_000_000
+		}
+		f, ok := m.Read("", 0, status(t, used), start.Add(time.Duration(hour)*time.Hour), nil)
+		if ok && f.Rough != (hour < 7*24+1) && hour < 23*24 || hour == 25*24-1 && !f.Rough {
+			t.Errorf("after %d hours: %+v", hour, f)
+		}
+	}
+}

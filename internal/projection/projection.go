@@ -62,8 +62,8 @@ type model struct {
 	days   [daysOfWeek]float64
 	clock  [hoursOfDay]float64
 
-	known  int // hours
-	recent int // hours of the present level
+	known  int // hours of the present level
+	recent int // the same, but sumFades after a change
 	last   use // of these, by their weights
 	inside use // of all that are in the period
 
@@ -348,7 +348,7 @@ func (m *model) sum() {
 			m.recent++
 		}
 	}
-	if len(m.changes) > 0 {
+	if m.known = m.recent; len(m.changes) > 0 {
 		m.recent = sumFades // what was before is another level
 	}
 }

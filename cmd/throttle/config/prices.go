@@ -61,7 +61,7 @@ func (d *decoder) prices(field string, r *Route) {
 	case len(apis) > 1:
 		d.bad(field+".budget", "is %q: the members of the pool are of several APIs, %s, and what a request costs depends on the one that serves it: give each a route of its own", r.Budget, list(apis, "and"))
 	default:
-		if err := r.spending.Limit(new(throttle.Transport), apis[0]); errors.Is(err, providers.ErrNoPrice) {
+		if err := r.spending.Limit(&throttle.Transport{Limiter: new(throttle.Limiter)}, apis[0]); errors.Is(err, providers.ErrNoPrice) {
 			d.bad(field+".budget", `is %q: no prices of %s are known: add prices: {file: PATH}, or prices: {unknown_model: {input: "3", output: "15"}}`, r.Budget, apis[0])
 		} else if err != nil {
 			d.bad(field+".budget", "is %q: %s", r.Budget, oneLine(err))
