@@ -24,13 +24,16 @@
 //
 // # Errors
 //
-// An item whose Do returns an error has failed, after Job.Retries more calls where Job.Retry allows them. A
-// *RefusedError is always followed by another call, because the API did not process the request. Failed items are in the
-// Report and in the Journal, and a later run tries them again. Job.MaxInARow and Job.MaxFailed end a job of which too many fail.
+// An item whose Do returns an error has failed, after Job.Retries more calls where Job.Retry allows them. After
+// a *RefusedError, Run calls Do again without asking Job.Retry, because the API did not process the request. An
+// http.Client returns a 429 as a response and not as an error: Do must return a *RefusedError for it, also with
+// a Transport, unless package retry sends it again. Failed items are in the Report and in the Journal, and a
+// later run tries them again. Job.MaxInARow and Job.MaxFailed end a job of which too many fail.
 //
 // # Stopping
 //
-// Run ends cleanly when its context ends; see Run. A program that is killed at any instant calls Do again for
-// at most the items that were in flight, and for those whose Result had not returned. IdempotencyKey returns
-// the same key for both calls, so that an API that knows such keys does the work once.
+// Run ends cleanly when its context ends; see Run. After a program was killed, the next run calls Do again at
+// most for the items that were in flight or whose Result had not returned, and with a Transport for those
+// that waited in it. IdempotencyKey returns the same key for both calls. An API that accepts such keys then
+// does the work once.
 package batch

@@ -45,8 +45,8 @@ type Job[K Key, T, R any] struct {
 	// Pool admits each call of Do, which then sends one request to the member that the Permit names.
 	Pool *throttle.Pool
 
-	// Transport is what Do sends its requests by, with the context that it receives. Run starts another item
-	// when the Transport has admitted the first request of one. Do may send any number of requests.
+	// Transport sends the requests of Do, with the context that Do receives. An item has its turn when the
+	// Transport has admitted its first request. Do may send any number of requests.
 	Transport *throttle.Transport
 
 	// Cost returns what the request of an item costs, as for Limiter.Acquire. If nil, one request. With a
@@ -66,7 +66,8 @@ type Job[K Key, T, R any] struct {
 	// above the rate of the limiter times the seconds that Do takes. If zero, 1,000.
 	AtOnce int
 
-	// Retries is how often Do may be called again for one item. If negative, never. If zero, 4.
+	// Retries is how often Do may be called again for one item, after a *RefusedError or where Retry allows it.
+	// If negative, never. If zero, 4.
 	Retries int
 
 	// Retry reports whether Do may be called again for an item after an error. A *RefusedError is always

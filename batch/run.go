@@ -15,7 +15,8 @@ import (
 )
 
 // Run calls Do for each item and returns when all calls have ended. It starts another item whenever the limiter
-// admits one and no other waits, up to Job.AtOnce, so it uses the limit before it knows how long a call takes.
+// admits one, up to Job.AtOnce, so it uses the limit before it knows how long a call takes. As many items wait
+// for the limiter as it admits in a quarter of a second, and at least 16.
 //
 // Run begins to end when ctx ends, too many items have failed, Result, the Journal or Done return
 // an error, or the limiter is closed, banned or has used up a budget. Then it starts no other item, gives up

@@ -13,11 +13,14 @@
 //	defer permit.Release()
 //	... send the request ...
 //
-// The Wait of a refusal is not enough for that. Jobs that are refused together are told nearly the same
-// time, come back together, and all but a few are refused again: 1,000 jobs of a limit of 10/s would be
+// If the API refuses the request, call Refused of the permit before you return the error: it pauses the limiter
+// for all jobs. Do not send the request through a Transport of the same limiter, which would charge it again.
+//
+// The Wait of a [throttle.WaitError] is not enough to bring jobs back. Jobs that are refused together receive nearly the same
+// Wait and come back together, and all but a few are refused again: 1,000 jobs of a limit of 10/s would be
 // tried 50,000 times, in any order. A [Line] gives each job a place of its own, as far behind the place
 // before as the limit takes for one request. The job comes back a little early and waits for the rest in
-// its worker, because job queues bring jobs back late, and a limit that is idle for that long loses it.
+// its worker, because job queues bring jobs back late, and the limit would be unused for that long.
 //
 // See docs/jobs.md for each job queue.
 package snooze

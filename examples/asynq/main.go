@@ -88,8 +88,8 @@ func take(rdb redis.UniversalClient, name string) func(ctx context.Context, wait
 	}
 }
 
-// NewLine returns the line of a quota that is kept in Redis. So many tasks of this process wait in their
-// workers, for two seconds at most.
+// NewLine returns the line of a quota that is kept in Redis. In this process, waiting tasks at most wait in their
+// workers at once, each for at most two seconds.
 func NewLine(rdb redis.UniversalClient, p throttle.Policy, waiting int) (*snooze.Line, error) {
 	limiter, err := throttle.New(p, distributed.New(rdb, distributed.Options{}))
 	return &snooze.Line{Limiter: limiter, Resolution: time.Second, Waiting: waiting, Take: take(rdb, p.Name)}, err

@@ -45,6 +45,10 @@ func worker(ctx context.Context, text string, stdin io.Reader, stdout, stderr io
 	}
 	var r batch.Report
 	if err == nil {
+		select {
+		case <-time.After(time.Until(c.Start)):
+		case <-ctx.Done():
+		}
 		r, err = run(ctx, c, limiter, nil)
 	}
 	fmt.Fprintln(stdout, r.Done)

@@ -1,5 +1,6 @@
 // Coinbase sends a batch of requests at the full rate of 5 a second and 10,000 an hour, without a
-// single 429. Its policy, run and call are the part to copy.
+// single 429. Its policy, run and call are the part to copy. Add a Journal to a batch of yours that ends:
+// it then goes on where it was after a crash, as docs/batch.md describes.
 //
 //	go run ./examples/coinbase                     # sends to a strict stand-in on this machine
 //	go run ./examples/coinbase -duration 1h -page :8080           # with a live page
@@ -99,7 +100,7 @@ type config struct {
 	Policy         throttle.Policy
 	URL            string            // of the API
 	base           http.RoundTripper // if nil, a connection for each worker
-	End            time.Time         // of the batch
+	Start, End     time.Time         // of the batch
 }
 
 // command returns 0 on success, 1 if the batch failed, and 2 if the command line is wrong.

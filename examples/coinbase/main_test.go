@@ -375,6 +375,32 @@ func TestFleetInterrupted(t *testing.T) {
 	}
 }
 
+// A process sends nothing before the start of the batch.
+func TestWorkerWaitsForTheStart(t *testing.T) {
+	t.Parallel()
+	p := parsed(t, "3/h | guard=1s")
+	api := throttletest.NewProvider(p.Tiers...)
+	defer api.Close()
+	start := time.Now().Add(500 * time.Millisecond)
+	text, err := json.Marshal(config{
+		Policy: p, Start: start, End: start.Add(time.Second), Workers: 2, URL: api.URL, Redis: "redis://" + miniredis.RunT(t).Addr(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdin, end := io.Pipe()
+	defer end.Close()
+	var out, errs strings.Builder
+	if code := worker(t.Context(), string(text), stdin, &out, &errs); code != 0 {
+		t.Errorf("code %d, %s%s", code, &out, &errs)
+	}
+	for _, a := range api.Arrivals() {
+		if a.At.Before(start.Truncate(time.Microsecond)) {
+			t.Errorf("a request %v before the start", start.Sub(a.At))
+		}
+	}
+}
+
 // A process ends when its input ends, which happens at the latest when its parent ends.
 func TestWorkerEndsWithItsInput(t *testing.T) {
 	p := parsed(t, "3/h | guard=1s")

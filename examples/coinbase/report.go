@@ -27,13 +27,14 @@ func (c config) send(ctx context.Context, stdout, stderr io.Writer) error {
 	api.Delay = func() time.Duration { return time.Millisecond + rand.N(9*time.Millisecond) }
 	c.URL = api.URL + "/v1/accounts"
 	fmt.Fprintf(stderr, "stand-in for Coinbase at %s; %v; for %v\n", c.URL, c.Policy, c.Duration)
-	start, do := time.Now(), config.alone
+	c.Start = time.Now()
+	do := config.alone
 	if c.Fleet > 0 {
-		start, do = start.Add(time.Second), config.inFleet // when all processes run
+		c.Start, do = c.Start.Add(time.Second), config.inFleet // when all processes run
 	}
-	c.End = start.Add(c.Duration)
+	c.End = c.Start.Add(c.Duration)
 	perProcess, err := do(c, ctx, stderr)
-	s, took := api.Summary(), min(c.Duration, max(time.Since(start), time.Microsecond)) // it may have ended early
+	s, took := api.Summary(), min(c.Duration, max(time.Since(c.Start), time.Microsecond)) // it may have ended early
 	return errors.Join(err, c.report(stdout, s, took, perProcess))
 }
 

@@ -80,8 +80,8 @@ func take(pool *pgxpool.Pool, name string) func(ctx context.Context, wait, every
 	}
 }
 
-// NewLine returns the line of a quota that is kept in a database. So many jobs of this process wait in
-// their workers, for two seconds at most.
+// NewLine returns the line of a quota that is kept in a database. In this process, waiting jobs at most wait in their
+// workers at once, each for at most two seconds.
 func NewLine(pool *pgxpool.Pool, p throttle.Policy, waiting int) (*snooze.Line, error) {
 	store, err := postgres.New(pool, postgres.Options{})
 	if err != nil {

@@ -334,7 +334,7 @@ func (b *batchJob) job(ctx context.Context, r *reader, c *commands, journal *bat
 		Limiter: b.turn.limiter, Cost: b.turn.costOf,
 		InOrder: b.flags.inOrder, AtOnce: b.flags.atOnce, Grace: grace, Journal: journal,
 		Retries: max(leastRetries, b.flags.retries), Retry: retries(b.flags.retries),
-		MaxInARow: -1, // fail ends the job, because --max-failed may be 0
+		MaxInARow: -1, // fail alone ends the job, because a zero MaxFailed allows any number
 		Progress: func(p batch.Progress) {
 			if bar(p); p.Final {
 				b.report = p.Report
@@ -360,7 +360,7 @@ func (b *batchJob) fail(e *batch.ItemError) {
 		b.end(err)
 	}
 	if b.nFailed++; b.flags.maxFailed >= 0 && b.nFailed > b.flags.maxFailed {
-		b.end(fmt.Errorf("%w: more than %d", batch.ErrTooManyFailed, b.flags.maxFailed))
+		b.end(fmt.Errorf("more than %d items have failed, see --max-failed", b.flags.maxFailed))
 	}
 }
 

@@ -168,13 +168,15 @@ func (b *batchJob) write(s batchSummary) {
 		b.screen.say("%d failed: %s (%s%s)", r.Count, r.Text, strings.Join(keys, ", "), more)
 	}
 	if b.report.Bound == batch.ByAtOnce && b.report.Elapsed > 10*time.Second {
-		b.screen.say("--at-once %d has bound it: more commands at the same time use more of the limits", b.flags.atOnce)
+		b.screen.say("--at-once %d has bound it: more commands at the same time use more of the limits, if this machine can run them", b.flags.atOnce)
 	}
 	switch {
 	case s.Resume != "" && b.piped:
 		b.screen.say("to go on, give the same input to: %s", s.Resume)
 	case s.Resume != "":
 		b.screen.say("to go on, and try again what has failed: %s", s.Resume)
+	case s.ExitCode != exitOK && b.flags.noJournal:
+		b.screen.say("--no-journal keeps nothing: a later run begins at the first item")
 	case s.ExitCode != exitOK:
 		b.screen.say("nothing is kept without --journal FILE: a later run begins at the first item")
 	}

@@ -151,7 +151,7 @@ func TestDocsProblems(t *testing.T) {
 		}
 		for _, m := range regexp.MustCompile(`typePrefix \+ "(\w+)"|badRequest\([\w.]+, "(\w+)"`).FindAllSubmatch(source, -1) {
 			n++
-			if heading := string(m[1]); heading != "" && !strings.Contains(strings.ToLower(page), "\n## "+heading+"\n") {
+			if heading := string(m[1]); heading != "" && !strings.Contains(strings.ToLower(page), "# "+heading+"\n") {
 				t.Errorf("%s leads to #%s, which the page lacks", file, heading)
 			}
 			if reason := string(m[2]); reason != "" && !strings.Contains(page, "`"+reason+"`") {

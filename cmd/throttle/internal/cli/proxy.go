@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/cmd/throttle/config"
 	"github.com/apithrottle/throttle/cmd/throttle/internal/proxy"
 	"github.com/apithrottle/throttle/observe"
@@ -263,6 +264,15 @@ func (c *command) proxyLog(cfg *config.Config) *slog.Logger {
 	return slog.New(slog.NewTextHandler(c.Stderr, opts))
 }
 
+// amount returns an amount of a tier for people: of a tier in dollars, in dollars.
+func amount(tier string, n int64) string {
+	unit := ""
+	if p, err := throttle.ParsePolicy("", tier); err == nil && len(p.Tiers) == 1 {
+		unit = p.Tiers[0].Unit
+	}
+	return algorithms.FormatAmount(n, unit)
+}
+
 // mostReload bounds how long a reload waits for a shared store.
 const mostReload = 5 * time.Second
 
@@ -271,7 +281,7 @@ const mostReload = 5 * time.Second
 func (s *sidecar) apply(cfg *config.Config) error {
 	cfg.Observer = s.observer
 	cfg.Alert = func(a throttle.Alert) {
-		s.log.Warn("a budget is used", "policy", a.Policy, "tier", a.Tier, "percent", a.Percent, "used", a.Used, "limit", a.Limit)
+		s.log.Warn("a budget is used", "policy", a.Policy, "tier", a.Tier, "percent", a.Percent, "used", amount(a.Tier, a.Used), "limit", amount(a.Tier, a.Limit))
 	}
 	transports, err := s.reloaded(cfg)
 	if err != nil {

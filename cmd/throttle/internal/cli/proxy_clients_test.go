@@ -397,3 +397,11 @@ func TestProxyReloadKeepsOrderOfClients(t *testing.T) {
 		}
 	}
 }
+
+func TestAmountsOfAlerts(t *testing.T) {
+	for tier, want := range map[string]string{"$5/month": "$4.05", "5/day;budget=true": "4050000000", "no tier": "4050000000"} {
+		if got := amount(tier, 4_050_000_000); got != want {
+			t.Errorf("%s: %s, want %s", tier, got, want)
+		}
+	}
+}
