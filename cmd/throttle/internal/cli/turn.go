@@ -161,6 +161,9 @@ func (t *turn) checkCost() error {
 	if units := countedUnits(t.policy); t.cost == nil && !slices.Contains(units, algorithms.Requests) {
 		return usagef("policy %q counts %s: name what the request costs with --cost %s=n", t.policy.Name, strings.Join(units, ", "), units[0])
 	}
+	if _, named := t.cost[algorithms.Nanodollars]; !named && slices.Contains(countedUnits(t.policy), algorithms.Nanodollars) {
+		return usagef("policy %q has a limit in dollars: name what the request costs with --cost %s=n, in billionths of a dollar", t.policy.Name, algorithms.Nanodollars)
+	}
 	if _, err := l.Forecast(context.Background(), t.cost); err != nil && !errors.Is(err, throttle.ErrExhausted) {
 		return &usageError{err}
 	}

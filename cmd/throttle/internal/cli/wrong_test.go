@@ -99,6 +99,7 @@ var wrongInputs = []struct {
 	{"wait|--policy|5/s|--name|a|--cost|requests=6", "cost of 6 requests exceeds the capacity of tier 5/s", exitUsage},
 	{"wait|--policy|5/s|--name|a|--cost|tokens=1", `cost names the unit "tokens": the policy counts requests`, exitUsage},
 	{"wait|--policy|5/s;unit=points|--name|a", "counts points: name what the request costs with --cost points=n", exitUsage},
+	{"wait|--policy|5/s + $1/day|--name|a", "has a limit in dollars: name what the request costs with --cost nanodollars=n", exitUsage},
 	{"wait|--policy|5/s|--name|a|--max-wait|5", `--max-wait is "5": a unit is missing: write 5s for seconds, or 5m, 5h`, exitUsage},
 	{"wait|--policy|5/s|--name|a|--max-wait|1d", `--max-wait is "1d": write a length of time such as 500ms, 5s, 10m or 1h30m`, exitUsage},
 	{"wait|--policy|5/s|--name|a|--max-wait|-5s", "--max-wait is -5s: it must be at least 0s", exitUsage},
