@@ -751,8 +751,8 @@ func TestReadme(t *testing.T) {
 		source = append(source, text...)
 	}
 	blocks := strings.Split(string(pages), "```go\n")[1:]
-	if len(blocks) != 7 {
-		t.Fatalf("the pages have %d Go blocks, want 7", len(blocks))
+	if len(blocks) != 8 {
+		t.Fatalf("the pages have %d Go blocks, want 8", len(blocks))
 	}
 	for _, block := range blocks {
 		code, _, _ := strings.Cut(block, "```")

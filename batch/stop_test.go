@@ -366,6 +366,18 @@ func TestResults(t *testing.T) {
 			}
 		}
 	}))
+	t.Run("left at a failed item", in(func(t *testing.T) {
+		j := job(t)
+		j.InOrder, j.Do = false, func(_ context.Context, n int) (string, error) {
+			time.Sleep(time.Second)
+			return "", errors.New("bad item")
+		}
+		for _, err := range batch.Results(t.Context(), j) {
+			if err != nil {
+				break
+			}
+		}
+	}))
 	t.Run("error of the job", in(func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()

@@ -1,12 +1,18 @@
 package integration_test
 
 import (
+	"context"
+	"errors"
+	"iter"
+	"maps"
 	"net/http"
+	"os"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/batch"
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -36,9 +42,29 @@ func inDollars(store throttle.Store) (*http.Client, error) {
 	return client, err
 }
 
-// TestReadme runs the code for a fleet and for dollars. A test of the root package compares the two with the pages.
+type (
+	Order   string
+	Receipt string
+)
+
+func inABatch(ctx context.Context, orders iter.Seq2[string, Order], transport *throttle.Transport, journal *batch.Journal) error {
+	send := func(context.Context, Order) (Receipt, error) { return "sent", nil }
+	save := func(string, Receipt) error { return nil }
+	report, err := batch.Run(ctx, batch.Job[string, Order, Receipt]{
+		Items: orders, Transport: transport, Do: send, Result: save, Journal: journal, Progress: batch.Bar(os.Stderr),
+	})
+	if err == nil && report.Done != 1 {
+		err = errors.New(report.String())
+	}
+	return err
+}
+
+// TestReadme runs the code for a fleet, for dollars and for a batch. A test of the root package compares the two with the pages.
 func TestReadme(t *testing.T) {
 	if _, err := inDollars(nil); err != nil {
+		t.Error(err)
+	}
+	if err := inABatch(t.Context(), maps.All(map[string]Order{"1": "one"}), &throttle.Transport{}, nil); err != nil {
 		t.Error(err)
 	}
 	if _, err := forFleet(throttle.Policy{Name: "coinbase", Tiers: []throttle.Tier{throttle.PerSecond(5)}}); err != nil {

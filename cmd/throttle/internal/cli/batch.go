@@ -334,7 +334,7 @@ func (b *batchJob) job(ctx context.Context, r *reader, c *commands, journal *bat
 		Limiter: b.turn.limiter, Cost: b.turn.costOf,
 		InOrder: b.flags.inOrder, AtOnce: b.flags.atOnce, Grace: grace, Journal: journal,
 		Retries: max(leastRetries, b.flags.retries), Retry: retries(b.flags.retries),
-		MaxFailed: -1, // fail ends the job, because MaxFailed cannot be 0
+		MaxInARow: -1, // fail ends the job, because --max-failed may be 0
 		Progress: func(p batch.Progress) {
 			if bar(p); p.Final {
 				b.report = p.Report
