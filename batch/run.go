@@ -155,7 +155,10 @@ func (r *run[K, T, R]) pull(ctx context.Context, items chan<- pair[K, T], panick
 			return
 		}
 	}
-	if returned = true; ctx.Err() == nil && r.starting.Err() == nil { // else Items may have returned for that
+	switch returned = true; {
+	case ctx.Err() != nil: // Items may have returned for that
+		r.end(context.Cause(ctx))
+	case r.starting.Err() == nil:
 		r.count.allItems()
 	}
 }

@@ -172,6 +172,9 @@ func (c *command) runBatch(cmd *cobra.Command, f *batchFlags, file string, args 
 	if err != nil {
 		return err
 	}
+	if err := b.checkResults(); err != nil {
+		return err
+	}
 	var closer io.Closer
 	if b.sink, closer, err = c.openSink(f.results, b.screen.out()); err != nil {
 		return err
@@ -208,6 +211,20 @@ func (b *batchJob) openItems() (io.ReadCloser, error) {
 		in.Close()
 	}
 	return in, err
+}
+
+// checkResults returns an error for results that would go to a file that the job itself reads or writes.
+func (b *batchJob) checkResults() error {
+	results, err := os.Stat(b.flags.results)
+	if err != nil {
+		return nil // openSink creates it, or tells why not
+	}
+	for _, path := range []string{b.file, b.journal} {
+		if other, err := os.Stat(path); err == nil && os.SameFile(results, other) {
+			return usagef("--results is %s, which has the items or is the journal: name another file", b.flags.results)
+		}
+	}
+	return nil
 }
 
 // inputError returns the error of a file that cannot be opened.
@@ -303,16 +320,13 @@ func (b *batchJob) run(ctx context.Context, r *reader, c *commands, journal *bat
 	defer b.end(nil)
 	c.turn, c.ending, c.killing = b.turn, ctx, killing
 	for result, err := range batch.Results(ctx, b.job(ctx, r, c, journal)) {
-		failed, ok := err.(*batch.ItemError)
-		switch {
+		switch failed, ok := err.(*batch.ItemError); {
 		case ok:
-			b.fail(failed)
-		case err != nil:
-			b.err = cmp.Or(b.err, err)
-		default:
+			err = b.fail(failed)
+		case err == nil:
 			err = b.sink(newOutcome(result.Key, new(int), result.Value, ""))
 		}
-		if !ok && err != nil {
+		if err != nil {
 			b.err = cmp.Or(b.err, err)
 			break // the item is not done
 		}
@@ -347,7 +361,7 @@ func (b *batchJob) job(ctx context.Context, r *reader, c *commands, journal *bat
 const leastRetries = 4
 
 // fail shows that an item has failed.
-func (b *batchJob) fail(e *batch.ItemError) {
+func (b *batchJob) fail(e *batch.ItemError) error {
 	reason := reasonOf(e.Err)
 	b.reasons.add(reason, e.Key)
 	var failed *commandError
@@ -356,12 +370,10 @@ func (b *batchJob) fail(e *batch.ItemError) {
 		stdout = failed.stdout
 	}
 	b.screen.failed(e.Key, reason, failed)
-	if err := b.sink(newOutcome(e.Key, exitOf(e.Err), stdout, reason)); err != nil {
-		b.end(err)
-	}
 	if b.nFailed++; b.flags.maxFailed >= 0 && b.nFailed > b.flags.maxFailed {
 		b.end(fmt.Errorf("%w: more than %d", batch.ErrTooManyFailed, b.flags.maxFailed))
 	}
+	return b.sink(newOutcome(e.Key, exitOf(e.Err), stdout, reason))
 }
 
 // untilSignals returns a context that a signal ends, with an exitError as its cause, and one that a second
