@@ -42,7 +42,7 @@ func (f *batchFlags) register(cmd *cobra.Command) {
 	flags.IntVar(&f.retries, "retries", 0, "call a command that fails up to `n` more times")
 	flags.IntVar(&f.maxFailed, "max-failed", 100, "end when more than `n` items have failed; -1 allows any number")
 	flags.DurationVar(&f.grace, "grace", 10*time.Second, "the `time` that commands have to end after Ctrl-C")
-	flags.StringVar(&f.journal, "journal", "", "keep what is done in this `file` (default FILE.journal; of the standard input none)")
+	flags.StringVar(&f.journal, "journal", "", "keep what is done in this `file` (default FILE.journal; of the standard input and pipes none)")
 	flags.BoolVar(&f.noJournal, "no-journal", false, "keep nothing: a later run begins at the first item")
 	flags.StringVar(&f.results, "results", "", "append the results to this `file`: as JSON lines, or as TSV if its name ends so")
 	flags.BoolVar(&f.inOrder, "in-order", false, "write results in the order of the items")
@@ -127,7 +127,7 @@ type batchJob struct {
 	flags   *batchFlags
 	turn    *turn
 	file    string // of the items
-	piped   bool   // the items come from the standard input
+	piped   bool   // the items come from the standard input or a pipe
 	journal string // empty for none
 	sink    sink
 	screen  *screen
@@ -206,6 +206,8 @@ func (b *batchJob) openItems() (io.ReadCloser, error) {
 		err = usagef("%s is a directory: name a file of items", b.file)
 	case info.Mode().IsRegular():
 		b.total, err = b.countItems()
+	default:
+		b.piped = true // such as <(command) in a shell, whose name is another file in the next run
 	}
 	if err != nil {
 		in.Close()
