@@ -40,14 +40,16 @@ type place struct {
 
 // enter blocks until another item may wait. It returns nil if ctx ends.
 func (g *gate) enter(ctx context.Context) *place {
-	for !g.tryEnter() {
+	for ctx.Err() == nil {
+		if g.tryEnter() {
+			return &place{gate: g}
+		}
 		select {
 		case <-g.left:
 		case <-ctx.Done():
-			return nil
 		}
 	}
-	return &place{gate: g}
+	return nil
 }
 
 // tryEnter lets an item wait if another may.

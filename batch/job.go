@@ -55,7 +55,8 @@ type Job[K Key, T, R any] struct {
 
 	// Result receives the result of each item that is done, one call at a time, in the goroutine that called
 	// Run. A Journal has the item only after Result has returned. If it returns an error, that item is not
-	// done, and Run ends with the error. If nil, results are dropped.
+	// done, and Run ends with the error. While it is slow, at most AtOnce results wait for it; then no item is
+	// started. If nil, results are dropped.
 	Result func(K, R) error
 
 	// InOrder passes results to Result in the order of Items. At most AtOnce results wait for an earlier one;

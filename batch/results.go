@@ -25,9 +25,8 @@ type Result[K Key, R any] struct {
 // panic, the job ends as if ctx had ended, and the last item is not done, since it may not have been saved.
 func Results[K Key, T, R any](ctx context.Context, job Job[K, T, R]) iter.Seq2[Result[K, R], error] {
 	return func(yield func(Result[K, R], error) bool) {
-		left := false
-		result := job.Result
-		if result != nil {
+		job, left := job, false // a later loop runs the job anew
+		if job.Result != nil {
 			yield(Result[K, R]{}, errors.New("batch: Result is set: the results are those of the loop"))
 			return
 		}

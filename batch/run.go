@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime/debug"
 	"time"
 
@@ -80,7 +81,7 @@ type task[K Key, T, R any] struct {
 func newRun[K Key, T, R any](ctx context.Context, job Job[K, T, R], book book) *run[K, T, R] {
 	r := &run[K, T, R]{
 		job: job, book: book, count: newTally(job.Total),
-		atOnce: semaphore.NewWeighted(int64(job.AtOnce)), undelivered: semaphore.NewWeighted(2 * int64(job.AtOnce)),
+		atOnce: semaphore.NewWeighted(int64(job.AtOnce)), undelivered: semaphore.NewWeighted(2 * min(int64(job.AtOnce), math.MaxInt32)),
 		ended: make(chan *task[K, T, R]),
 	}
 	r.gate = newGate(r.count.wait)
@@ -94,13 +95,16 @@ func newRun[K Key, T, R any](ctx context.Context, job Job[K, T, R], book book) *
 func (r *run[K, T, R]) run(ctx context.Context) (Report, error) {
 	defer r.cancel()
 	defer r.end(errOver)
+	if ctx.Err() != nil { // AfterFunc alone would let the first items start meanwhile
+		r.end(context.Cause(ctx))
+	}
 	defer context.AfterFunc(ctx, func() { r.end(context.Cause(ctx)) })()
 	defer context.AfterFunc(r.starting, func() { time.AfterFunc(r.job.Grace, r.cancel) })()
 	stopReporting := r.report()
 	defer stopReporting()
 	items := make(chan pair[K, T])
 	panicked := make(chan any, 1)
-	go r.pull(items, panicked)
+	go r.pull(ctx, items, panicked)
 	go r.start(items)
 	defer func() { // if Result has panicked
 		go func() {
@@ -132,22 +136,32 @@ type pair[K Key, T any] struct {
 }
 
 // pull passes on the items until the job ends. It passes on a panic of Items.
-func (r *run[K, T, R]) pull(items chan<- pair[K, T], panicked chan<- any) {
+func (r *run[K, T, R]) pull(ctx context.Context, items chan<- pair[K, T], panicked chan<- any) {
 	defer close(items)
+	returned := false
 	defer func() {
-		if p := recover(); p != nil {
+		switch p := recover(); {
+		case p != nil:
 			panicked <- p
 			r.end(fmt.Errorf("batch: Items panicked: %v", p))
+		case !returned:
+			r.end(errors.New("batch: Items called runtime.Goexit"))
 		}
 	}()
 	for key, item := range r.job.Items {
 		select {
 		case items <- pair[K, T]{key, item}:
 		case <-r.starting.Done():
+			returned = true
 			return
 		}
 	}
-	r.count.allItems()
+	switch returned = true; {
+	case ctx.Err() != nil: // Items may have returned for that
+		r.end(context.Cause(ctx))
+	case r.starting.Err() == nil:
+		r.count.allItems()
+	}
 }
 
 // awaitItems waits until Items has returned, unless that takes longer than Job.Grace.
@@ -193,8 +207,8 @@ func (r *run[K, T, R]) start(items <-chan pair[K, T]) {
 		calls.Go(func() error {
 			defer func() { // also if Do calls runtime.Goexit
 				p.place.leave(false)
+				r.ended <- p // blocks while Result is slow, so that few results wait
 				r.atOnce.Release(1)
-				r.ended <- p
 			}()
 			r.do(p)
 			return nil
@@ -252,8 +266,8 @@ func (r *run[K, T, R]) do(t *task[K, T, R]) {
 	for tries := 1; ; tries++ {
 		t.err = r.try(t)
 		ends := r.starting.Err() != nil
-		gaveUp := ends && (!t.place.left.Load() || errors.Is(t.err, context.Canceled)) || r.calling.Err() != nil
-		t.place.leave(false)
+		admitted := t.place.left.Load()
+		gaveUp := ends && (!admitted || errors.Is(t.err, context.Canceled)) || r.calling.Err() != nil
 		wait, verdict := r.judge(t.err, tries)
 		switch {
 		case t.err == nil:
@@ -268,8 +282,12 @@ func (r *run[K, T, R]) do(t *task[K, T, R]) {
 		case verdict == fail:
 			return
 		}
-		r.count.retry()
-		t.place = r.gate.enterAgain()
+		if isLater(t.err) {
+			tries-- // the API knows nothing of it
+		}
+		if admitted { // else it has kept its place, so that few items ask a limiter that refuses for now
+			t.place = r.gate.enterAgain()
+		}
 	}
 }
 
@@ -333,7 +351,9 @@ func (r *run[K, T, R]) tryByTransport(t *task[K, T, R]) error {
 
 // call calls Do.
 func (r *run[K, T, R]) call(ctx context.Context, t *task[K, T, R]) (err error) {
-	t.calls++
+	if t.calls++; t.calls > 1 {
+		r.count.retry()
+	}
 	ctx = outcome.Spending(ctx, r.count.spend)
 	t.value, err = r.job.Do(withItem(ctx, &item{r.book, fmt.Sprint(t.key), t.permit}), t.item)
 	return err

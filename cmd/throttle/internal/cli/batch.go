@@ -42,7 +42,7 @@ func (f *batchFlags) register(cmd *cobra.Command) {
 	flags.IntVar(&f.retries, "retries", 0, "call a command that fails up to `n` more times")
 	flags.IntVar(&f.maxFailed, "max-failed", 100, "end when more than `n` items have failed; -1 allows any number")
 	flags.DurationVar(&f.grace, "grace", 10*time.Second, "the `time` that commands have to end after Ctrl-C")
-	flags.StringVar(&f.journal, "journal", "", "keep what is done in this `file` (default FILE.journal; of the standard input none)")
+	flags.StringVar(&f.journal, "journal", "", "keep what is done in this `file` (default FILE.journal; of the standard input and pipes none)")
 	flags.BoolVar(&f.noJournal, "no-journal", false, "keep nothing: a later run begins at the first item")
 	flags.StringVar(&f.results, "results", "", "append the results to this `file`: as JSON lines, or as TSV if its name ends so")
 	flags.BoolVar(&f.inOrder, "in-order", false, "write results in the order of the items")
@@ -127,7 +127,7 @@ type batchJob struct {
 	flags   *batchFlags
 	turn    *turn
 	file    string // of the items
-	piped   bool   // the items come from the standard input
+	piped   bool   // the items come from the standard input or a pipe
 	journal string // empty for none
 	sink    sink
 	screen  *screen
@@ -172,6 +172,9 @@ func (c *command) runBatch(cmd *cobra.Command, f *batchFlags, file string, args 
 	if err != nil {
 		return err
 	}
+	if err := b.checkResults(); err != nil {
+		return err
+	}
 	var closer io.Closer
 	if b.sink, closer, err = c.openSink(f.results, b.screen.out()); err != nil {
 		return err
@@ -203,11 +206,27 @@ func (b *batchJob) openItems() (io.ReadCloser, error) {
 		err = usagef("%s is a directory: name a file of items", b.file)
 	case info.Mode().IsRegular():
 		b.total, err = b.countItems()
+	default:
+		b.piped = true // such as <(command) in a shell, whose name is another file in the next run
 	}
 	if err != nil {
 		in.Close()
 	}
 	return in, err
+}
+
+// checkResults returns an error for results that would go to a file that the job itself reads or writes.
+func (b *batchJob) checkResults() error {
+	results, err := os.Stat(b.flags.results)
+	if err != nil {
+		return nil // openSink creates it, or tells why not
+	}
+	for _, path := range []string{b.file, b.journal} {
+		if other, err := os.Stat(path); err == nil && os.SameFile(results, other) {
+			return usagef("--results is %s, which has the items or is the journal: name another file", b.flags.results)
+		}
+	}
+	return nil
 }
 
 // inputError returns the error of a file that cannot be opened.
@@ -303,16 +322,13 @@ func (b *batchJob) run(ctx context.Context, r *reader, c *commands, journal *bat
 	defer b.end(nil)
 	c.turn, c.ending, c.killing = b.turn, ctx, killing
 	for result, err := range batch.Results(ctx, b.job(ctx, r, c, journal)) {
-		failed, ok := err.(*batch.ItemError)
-		switch {
+		switch failed, ok := err.(*batch.ItemError); {
 		case ok:
-			b.fail(failed)
-		case err != nil:
-			b.err = cmp.Or(b.err, err)
-		default:
+			err = b.fail(failed)
+		case err == nil:
 			err = b.sink(newOutcome(result.Key, new(int), result.Value, ""))
 		}
-		if !ok && err != nil {
+		if err != nil {
 			b.err = cmp.Or(b.err, err)
 			break // the item is not done
 		}
@@ -347,7 +363,7 @@ func (b *batchJob) job(ctx context.Context, r *reader, c *commands, journal *bat
 const leastRetries = 4
 
 // fail shows that an item has failed.
-func (b *batchJob) fail(e *batch.ItemError) {
+func (b *batchJob) fail(e *batch.ItemError) error {
 	reason := reasonOf(e.Err)
 	b.reasons.add(reason, e.Key)
 	var failed *commandError
@@ -356,12 +372,10 @@ func (b *batchJob) fail(e *batch.ItemError) {
 		stdout = failed.stdout
 	}
 	b.screen.failed(e.Key, reason, failed)
-	if err := b.sink(newOutcome(e.Key, exitOf(e.Err), stdout, reason)); err != nil {
-		b.end(err)
-	}
 	if b.nFailed++; b.flags.maxFailed >= 0 && b.nFailed > b.flags.maxFailed {
 		b.end(fmt.Errorf("more than %d items have failed, see --max-failed", b.flags.maxFailed))
 	}
+	return b.sink(newOutcome(e.Key, exitOf(e.Err), stdout, reason))
 }
 
 // untilSignals returns a context that a signal ends, with an exitError as its cause, and one that a second

@@ -181,6 +181,8 @@ func (r *reader) openCSV() error {
 		return fmt.Errorf("%s: %w", r.name, err)
 	case r.keyField != "" && !slices.Contains(header, r.keyField):
 		return usagef("--key-field is %q: %s has the columns %s", r.keyField, r.name, strings.Join(header, ", "))
+	case isTwice(r.keyField, header):
+		return usagef("--key-field is %q: %s has two columns of that name: give them different names", r.keyField, r.name)
 	}
 	r.columns = header
 	r.records = func() iter.Seq2[*record, error] { return func(yield func(*record, error) bool) { r.csv(c, yield) } }

@@ -62,6 +62,8 @@ func parseArgument(arg string, fields []string) (pieces []piece, err error) {
 			continue
 		case name != "" && fields != nil && !slices.Contains(fields, name):
 			return nil, unknownField(name, fields)
+		case isTwice(name, fields):
+			return nil, usagef("{%s} may be two columns: give them different names", name)
 		}
 		add(arg[rest:m[0]])
 		pieces = append(pieces, piece{name, true})
@@ -75,6 +77,11 @@ func parseArgument(arg string, fields []string) (pieces []piece, err error) {
 
 func isPlaceholder(name string, fields []string) bool {
 	return name == "" || nameLike.MatchString(name) || slices.Contains(fields, name)
+}
+
+// isTwice reports whether two fields have a name.
+func isTwice(name string, fields []string) bool {
+	return slices.Contains(fields, name) && slices.Contains(fields[slices.Index(fields, name)+1:], name)
 }
 
 // unknownField returns the error of a placeholder that no item has.

@@ -14,6 +14,7 @@ var wrongFiles = map[string]string{
 	"text.txt":   "hello\n",
 	"urls.txt":   "https://api.example.com/1\n",
 	"people.csv": "id,name\n1,ann\n",
+	"twins.csv":  "id,name,id\n1,ann,2\n",
 	"ok.yaml":    "routes: {/x: {to: 'https://api.example.com', policy: 5/s}}\n",
 	"redis.yaml": "store: {redis: 'redis://127.0.0.1:1'}\nroutes: {/acme: {to: 'https://api.example.com', policy: 5/s}}\n",
 	"clients.yaml": "store: {redis: 'redis://127.0.0.1:1'}\nroutes: {/acme: {to: 'https://api.example.com', policy: 5/s}}\n" +
@@ -163,6 +164,8 @@ var wrongInputs = []struct {
 	{"batch|people.csv|--policy|5/s|--csv|--key-field|no|--|echo", `--key-field is "no": people.csv has the columns id, name`, exitUsage},
 	{"batch|people.csv|--policy|5/s|--csv|--|echo|{nmae}", "{nmae} is no column: did you mean {name}, of {id}, {name}?", exitUsage},
 	{"batch|people.csv|--policy|5/s|--csv|--|echo|{wish}", "{wish} is no column: there are {id}, {name}", exitUsage},
+	{"batch|twins.csv|--policy|5/s|--csv|--key-field|id|--|echo", `--key-field is "id": twins.csv has two columns of that name`, exitUsage},
+	{"batch|twins.csv|--policy|5/s|--csv|--|echo|{id}", "{id} may be two columns: give them different names", exitUsage},
 	{"batch|empty|--policy|5/s|--csv|--|echo", "empty is empty: --csv needs a first line with the names of the columns", exitUsage},
 	{"batch|urls.txt|--policy|5/s|--at-once|0|--|echo", "--at-once is 0: it must be at least 1", exitUsage},
 	{"batch|urls.txt|--policy|5/s|--retries|-1|--|echo", "--retries is -1: it must be at least 0", exitUsage},
