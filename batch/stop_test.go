@@ -39,9 +39,9 @@ func TestEndOfTheContext(t *testing.T) {
 		takes, grace, elapsed time.Duration
 		done, left            int64
 	}{
-		"items in flight return in time":    {2 * time.Second, 5 * time.Second, 4500 * time.Millisecond, 30, 16},
-		"items in flight are canceled":      {time.Minute, 5 * time.Second, 7500 * time.Millisecond, 0, 46},
-		"items in flight are canceled soon": {time.Minute, -1, 2500 * time.Millisecond, 0, 46},
+		"items in flight return in time":    {2 * time.Second, 5 * time.Second, 4500 * time.Millisecond, 30, 18},
+		"items in flight are canceled":      {time.Minute, 5 * time.Second, 7500 * time.Millisecond, 0, 48},
+		"items in flight are canceled soon": {time.Minute, -1, 2500 * time.Millisecond, 0, 48},
 	} {
 		t.Run(name, in(func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
@@ -76,7 +76,7 @@ func TestEndWhileTransportWaits(t *testing.T) {
 		if took := time.Since(begun); took > 2700*time.Millisecond || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Run took %v and returned %v", took, err)
 		}
-		if report.Done != 30 || !about(report.Left, 16) || report.Failed != 0 {
+		if report.Done != 30 || !about(report.Left, 18) || report.Failed != 0 {
 			t.Errorf("got %+v", report)
 		}
 	})(t)
