@@ -97,7 +97,7 @@ func (r *run[K, T, R]) run(ctx context.Context) (Report, error) {
 	defer context.AfterFunc(r.starting, func() { time.AfterFunc(r.job.Grace, r.cancel) })()
 	stopReporting := r.report()
 	defer stopReporting()
-	items := make(chan pair[K, T])
+	items := make(chan *task[K, T, R])
 	panicked := make(chan any, 1)
 	go r.pull(items, panicked)
 	go r.start(items)
@@ -124,14 +124,8 @@ func (r *run[K, T, R]) run(ctx context.Context) (Report, error) {
 // errOver is the cause of the end of a job's contexts when the job is over.
 var errOver = errors.New("batch: the job is over")
 
-// A pair is one of Job.Items.
-type pair[K Key, T any] struct {
-	key  K
-	item T
-}
-
-// pull passes on the items until the job ends. It passes on a panic of Items.
-func (r *run[K, T, R]) pull(items chan<- pair[K, T], panicked chan<- any) {
+// pull passes on the items that no earlier run has done until the job ends. It passes on a panic of Items.
+func (r *run[K, T, R]) pull(items chan<- *task[K, T, R], panicked chan<- any) {
 	defer close(items)
 	defer func() {
 		if p := recover(); p != nil {
@@ -140,17 +134,28 @@ func (r *run[K, T, R]) pull(items chan<- pair[K, T], panicked chan<- any) {
 		}
 	}()
 	for key, item := range r.job.Items {
-		select {
-		case items <- pair[K, T]{key, item}:
-		case <-r.starting.Done():
+		n, done, err := r.begin(key)
+		switch {
+		case err != nil:
+			r.end(err)
+			return
+		case !done:
+			select {
+			case items <- &task[K, T, R]{key: key, item: item, n: n}:
+				continue
+			case <-r.starting.Done():
+				return
+			}
+		case r.starting.Err() != nil:
 			return
 		}
+		r.count.skip()
 	}
 	r.count.allItems()
 }
 
 // awaitItems waits until Items has returned, unless that takes longer than Job.Grace.
-func (r *run[K, T, R]) awaitItems(items <-chan pair[K, T]) {
+func (r *run[K, T, R]) awaitItems(items <-chan *task[K, T, R]) {
 	for {
 		select {
 		case _, more := <-items:
@@ -166,20 +171,15 @@ func (r *run[K, T, R]) awaitItems(items <-chan pair[K, T]) {
 }
 
 // start starts the items, and closes r.ended when all have ended.
-func (r *run[K, T, R]) start(items <-chan pair[K, T]) {
+func (r *run[K, T, R]) start(items <-chan *task[K, T, R]) {
 	var calls errgroup.Group
 	defer func() {
 		_ = calls.Wait() // the calls return no errors
 		close(r.ended)
 	}()
 	for seq := int64(0); ; {
-		r.count.binds(ByItems)
-		p, err := r.next(items)
-		switch {
-		case err != nil:
-			r.end(err)
-			return
-		case p == nil:
+		p := r.next(items)
+		if p == nil {
 			return
 		}
 		r.count.start()
@@ -201,23 +201,17 @@ func (r *run[K, T, R]) start(items <-chan pair[K, T]) {
 	}
 }
 
-// next returns the next item that no earlier run has done, or nil if there is none or the job ends.
-func (r *run[K, T, R]) next(items <-chan pair[K, T]) (*task[K, T, R], error) {
-	for {
-		select {
-		case p, ok := <-items:
-			if !ok {
-				r.count.binds("")
-				return nil, nil
-			}
-			n, done, err := r.begin(p.key)
-			if err != nil || !done {
-				return &task[K, T, R]{key: p.key, item: p.item, n: n}, err
-			}
-			r.count.skip()
-		case <-r.starting.Done():
-			return nil, nil
+// next returns the next item, or nil if there is none or the job ends.
+func (r *run[K, T, R]) next(items <-chan *task[K, T, R]) *task[K, T, R] {
+	r.count.binds(ByItems)
+	select {
+	case t, ok := <-items:
+		if !ok {
+			r.count.binds("")
 		}
+		return t
+	case <-r.starting.Done():
+		return nil
 	}
 }
 

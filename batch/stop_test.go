@@ -477,3 +477,24 @@ func TestWrongJobs(t *testing.T) {
 		}
 	}
 }
+
+// TestDonePanics checks that a panic of Done comes out of Run.
+func TestDonePanics(t *testing.T) {
+	in(func(t *testing.T) {
+		defer func() {
+			if p := recover(); p != "done" {
+				t.Errorf("Run panicked with %v", p)
+			}
+		}()
+		_, _ = batch.Run(t.Context(), batch.Job[int, int, int]{
+			Items: count(20), Limiter: newLimiter(t, throttle.PerSecond(10)), Do: after(0),
+			Done: func(n int) (bool, error) {
+				if n == 5 {
+					panic("done")
+				}
+				return n%2 == 0, nil
+			},
+		})
+		t.Error("Run has returned")
+	})(t)
+}
