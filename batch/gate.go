@@ -10,11 +10,14 @@ import (
 const (
 	// leastAhead is how many items wait for the limiter at least.
 	leastAhead = 16
+	// moreAhead is how many more items wait than were lately admitted. A fleet shares a limit by what waits, so with
+	// none the process that was ahead at first would stay ahead.
+	moreAhead = 8
 	// aheadFor is the time for which items wait ahead: a store on a server admits as many in one round trip.
 	aheadFor = 250 * time.Millisecond
 )
 
-// A gate lets another item wait for the limiter when the limiter has admitted one. As many wait as the limiter
+// A gate lets another item wait for the limiter when the limiter has admitted one. A few more wait than the limiter
 // has lately admitted in a quarter of a second. So the limit is used before the duration of a response is known,
 // and few items wait.
 type gate struct {
@@ -94,7 +97,7 @@ func (g *gate) leave(admitted bool) {
 		g.admitted++
 	}
 	if now := time.Now(); now.Sub(g.since) >= aheadFor {
-		g.ahead = max(leastAhead, g.admitted)
+		g.ahead = max(leastAhead, g.admitted+moreAhead)
 		g.admitted, g.since = 0, now
 	}
 	g.mu.Unlock()

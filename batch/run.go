@@ -102,7 +102,7 @@ func (r *run[K, T, R]) run(ctx context.Context) (Report, error) {
 	defer context.AfterFunc(r.starting, func() { time.AfterFunc(r.job.Grace, r.cancel) })()
 	stopReporting := r.report()
 	defer stopReporting()
-	items := make(chan pair[K, T])
+	items := make(chan *task[K, T, R])
 	panicked := make(chan any, 1)
 	go r.pull(ctx, items, panicked)
 	go r.start(items)
@@ -129,14 +129,8 @@ func (r *run[K, T, R]) run(ctx context.Context) (Report, error) {
 // errOver is the cause of the end of a job's contexts when the job is over.
 var errOver = errors.New("batch: the job is over")
 
-// A pair is one of Job.Items.
-type pair[K Key, T any] struct {
-	key  K
-	item T
-}
-
-// pull passes on the items until the job ends. It passes on a panic of Items.
-func (r *run[K, T, R]) pull(ctx context.Context, items chan<- pair[K, T], panicked chan<- any) {
+// pull passes on the items that no earlier run has done until the job ends. It passes on a panic of Items.
+func (r *run[K, T, R]) pull(ctx context.Context, items chan<- *task[K, T, R], panicked chan<- any) {
 	defer close(items)
 	returned := false
 	defer func() {
@@ -149,9 +143,7 @@ func (r *run[K, T, R]) pull(ctx context.Context, items chan<- pair[K, T], panick
 		}
 	}()
 	for key, item := range r.job.Items {
-		select {
-		case items <- pair[K, T]{key, item}:
-		case <-r.starting.Done():
+		if !r.pass(key, item, items) {
 			returned = true
 			return
 		}
@@ -164,8 +156,30 @@ func (r *run[K, T, R]) pull(ctx context.Context, items chan<- pair[K, T], panick
 	}
 }
 
+// pass passes on an item, unless an earlier run has done it. It reports false if the job ends.
+func (r *run[K, T, R]) pass(key K, item T, items chan<- *task[K, T, R]) bool {
+	if r.starting.Err() != nil {
+		return false
+	}
+	n, done, err := r.begin(key)
+	if err != nil {
+		r.end(err)
+		return false
+	}
+	if done {
+		r.count.skip()
+		return true
+	}
+	select {
+	case items <- &task[K, T, R]{key: key, item: item, n: n}:
+		return true
+	case <-r.starting.Done():
+		return false
+	}
+}
+
 // awaitItems waits until Items has returned, unless that takes longer than Job.Grace.
-func (r *run[K, T, R]) awaitItems(items <-chan pair[K, T]) {
+func (r *run[K, T, R]) awaitItems(items <-chan *task[K, T, R]) {
 	for {
 		select {
 		case _, more := <-items:
@@ -181,20 +195,15 @@ func (r *run[K, T, R]) awaitItems(items <-chan pair[K, T]) {
 }
 
 // start starts the items, and closes r.ended when all have ended.
-func (r *run[K, T, R]) start(items <-chan pair[K, T]) {
+func (r *run[K, T, R]) start(items <-chan *task[K, T, R]) {
 	var calls errgroup.Group
 	defer func() {
 		_ = calls.Wait() // the calls return no errors
 		close(r.ended)
 	}()
 	for seq := int64(0); ; {
-		r.count.binds(ByItems)
-		p, err := r.next(items)
-		switch {
-		case err != nil:
-			r.end(err)
-			return
-		case p == nil:
+		p := r.next(items)
+		if p == nil {
 			return
 		}
 		r.count.start()
@@ -216,23 +225,17 @@ func (r *run[K, T, R]) start(items <-chan pair[K, T]) {
 	}
 }
 
-// next returns the next item that no earlier run has done, or nil if there is none or the job ends.
-func (r *run[K, T, R]) next(items <-chan pair[K, T]) (*task[K, T, R], error) {
-	for {
-		select {
-		case p, ok := <-items:
-			if !ok {
-				r.count.binds("")
-				return nil, nil
-			}
-			n, done, err := r.begin(p.key)
-			if err != nil || !done {
-				return &task[K, T, R]{key: p.key, item: p.item, n: n}, err
-			}
-			r.count.skip()
-		case <-r.starting.Done():
-			return nil, nil
+// next returns the next item, or nil if there is none or the job ends.
+func (r *run[K, T, R]) next(items <-chan *task[K, T, R]) *task[K, T, R] {
+	r.count.binds(ByItems)
+	select {
+	case t, ok := <-items:
+		if !ok {
+			r.count.binds("")
 		}
+		return t
+	case <-r.starting.Done():
+		return nil
 	}
 }
 

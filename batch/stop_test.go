@@ -39,9 +39,9 @@ func TestEndOfTheContext(t *testing.T) {
 		takes, grace, elapsed time.Duration
 		done, left            int64
 	}{
-		"items in flight return in time":    {2 * time.Second, 5 * time.Second, 4500 * time.Millisecond, 30, 16},
-		"items in flight are canceled":      {time.Minute, 5 * time.Second, 7500 * time.Millisecond, 0, 46},
-		"items in flight are canceled soon": {time.Minute, -1, 2500 * time.Millisecond, 0, 46},
+		"items in flight return in time":    {2 * time.Second, 5 * time.Second, 4500 * time.Millisecond, 30, 18},
+		"items in flight are canceled":      {time.Minute, 5 * time.Second, 7500 * time.Millisecond, 0, 48},
+		"items in flight are canceled soon": {time.Minute, -1, 2500 * time.Millisecond, 0, 48},
 	} {
 		t.Run(name, in(func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
@@ -76,7 +76,7 @@ func TestEndWhileTransportWaits(t *testing.T) {
 		if took := time.Since(begun); took > 2700*time.Millisecond || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Run took %v and returned %v", took, err)
 		}
-		if report.Done != 30 || !about(report.Left, 16) || report.Failed != 0 {
+		if report.Done != 30 || !about(report.Left, 18) || report.Failed != 0 {
 			t.Errorf("got %+v", report)
 		}
 	})(t)
@@ -197,7 +197,7 @@ func TestTooManyFailed(t *testing.T) {
 	} {
 		t.Run(name, in(func(t *testing.T) {
 			report, err := batch.Run(t.Context(), batch.Job[int, int, int]{
-				Items: count(1000), Limiter: newLimiter(t, throttle.PerSecond(1)), InOrder: true,
+				Items: count(1000), Limiter: newLimiter(t, throttle.PerSecond(1)), AtOnce: 1, // else others may fail with the last one
 				MaxFailed: test.maxFailed, MaxInARow: test.maxInARow,
 				Do: func(_ context.Context, n int) (int, error) {
 					if (n+1)%test.every == 0 {
@@ -488,4 +488,25 @@ func TestWrongJobs(t *testing.T) {
 			t.Errorf("error %v does not name %s", err, field)
 		}
 	}
+}
+
+// TestDonePanics checks that a panic of Done comes out of Run.
+func TestDonePanics(t *testing.T) {
+	in(func(t *testing.T) {
+		defer func() {
+			if p := recover(); p != "done" {
+				t.Errorf("Run panicked with %v", p)
+			}
+		}()
+		_, _ = batch.Run(t.Context(), batch.Job[int, int, int]{
+			Items: count(20), Limiter: newLimiter(t, throttle.PerSecond(10)), Do: after(0),
+			Done: func(n int) (bool, error) {
+				if n == 5 {
+					panic("done")
+				}
+				return n%2 == 0, nil
+			},
+		})
+		t.Error("Run has returned")
+	})(t)
 }

@@ -62,8 +62,9 @@ type Line struct {
 	Resolution time.Duration
 
 	// Waiting is how many jobs of this process may wait in their workers at once. To use all of a limit,
-	// the processes together need room for the jobs that the limit admits within 1.5 times Resolution. If
-	// zero, no job waits.
+	// the processes together need room for the jobs that the limit admits within 1.5 times Resolution. Many
+	// processes need more, because jobs come to them unevenly: 16 of them use a third of a limit of 50/s with
+	// that room, and four fifths with four times as much. If zero, no job waits.
 	Waiting int
 
 	// Take appends a place to the line that several processes share. It returns how long it is until that
@@ -74,7 +75,7 @@ type Line struct {
 	//	return last - now
 	//
 	// Calls may be concurrent. If nil, the line is of this process alone: jobs of a fleet come back too
-	// early then, and are tried about twice as often.
+	// early then, and are tried twice as often in two processes, and eight times as often in 16.
 	Take func(ctx context.Context, wait, every time.Duration) (time.Duration, error)
 
 	mu      sync.Mutex // guards the fields below
