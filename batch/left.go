@@ -261,7 +261,8 @@ func (e *estimate) left(left float64, now sample) (d time.Duration, known bool, 
 	e.measureShare()
 	n := left + now.over - e.status.over - e.status.inFlight // that were not admitted at the time of the status
 	if n <= 0 {
-		return seconds(min(e.flight(), part(left, e.rate(now)))), true, ""
+		last := sort.Search(len(e.past)-1, func(i int) bool { return e.past[i].admitted >= e.status.admitted })
+		return seconds(max(0, e.flight()-(now.at-e.past[last].at))), true, ""
 	}
 	end := (&rest{e.members(&e.status), n, e.share, e.most()}).end()
 	if math.IsInf(end, 1) {
