@@ -26,12 +26,12 @@ type gate struct {
 	ahead    int
 	admitted int // since
 	since    time.Time
-	waits    func(bool) // is called when the first item waits, and when the last one has left
+	waits    func(int) // is called when the number of items that wait has changed
 
 	left chan struct{} // has a value if an item may have left since the last look
 }
 
-func newGate(waits func(bool)) *gate {
+func newGate(waits func(int)) *gate {
 	return &gate{ahead: leastAhead, since: time.Now(), waits: waits, left: make(chan struct{}, 1)}
 }
 
@@ -68,10 +68,8 @@ func (g *gate) tryEnter() bool {
 
 // add changes the number of items that wait. The caller holds the lock.
 func (g *gate) add(n int) {
-	before := g.waiting > 0
-	if g.waiting += n; g.waiting > 0 != before {
-		g.waits(!before)
-	}
+	g.waiting += n
+	g.waits(g.waiting)
 }
 
 // enterAgain lets an item wait that is tried again.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"sort"
 	"strings"
 	"time"
 
@@ -20,31 +21,81 @@ const (
 	longestStretch = 5 * 60  // for people
 	leastMeasured  = 60      // for the time left, or half of the time so far if that is longer
 	staleAfter     = 30      // a status that is older says nothing
-	leastShare     = 5       // before which the share of the limits is not known
-	surerShare     = 60      // after which a share replaces an earlier one
 	usualShare     = 15 * 60 // after which another share is measured
 	longPause      = 10      // that a share leaves out
 	fewItems       = 20      // make a rate
 	leastHint      = 3       // before which it is not sure what binds
 )
 
+// A sample is what a job had done at one time. Times are in seconds since its start.
+type sample struct {
+	at       float64
+	over     float64 // items that are done or failed
+	admitted float64 // items that the limiter has admitted
+	inFlight float64 // of these, those that are not over
+	flown    float64 // the integral of inFlight over the time
+	atOnce   float64 // how long AtOnce has bound
+	other    float64 // how long Items or InOrder have bound
+}
+
+func sampleOf(s *state) sample {
+	inFlight := float64(max(0, s.inFlight))
+	over := float64(s.Done + s.Failed)
+	return sample{
+		at: s.Elapsed.Seconds(), over: over, inFlight: inFlight, admitted: over + float64(s.Left) + inFlight,
+		atOnce: s.bound[ByAtOnce].Seconds(), other: (s.bound[ByItems] + s.bound[ByOrder]).Seconds(),
+	}
+}
+
+// minus returns what a job has done since another sample.
+func (s sample) minus(o sample) sample {
+	return sample{
+		s.at - o.at, s.over - o.over, s.admitted - o.admitted, s.inFlight - o.inFlight,
+		s.flown - o.flown, s.atOnce - o.atOnce, s.other - o.other,
+	}
+}
+
+// A history has at least one sample.
+type history []sample
+
+// mostSamples is the length of a history. If it is full, every other sample goes.
+const mostSamples = 2_048
+
+func (h history) add(s sample) history {
+	last := h[len(h)-1]
+	s.flown = last.flown + (last.inFlight+s.inFlight)/2*(s.at-last.at)
+	if len(h) == mostSamples {
+		for i := range len(h) / 2 {
+			h[i] = h[2*i+1]
+		}
+		h = h[:len(h)/2]
+	}
+	return append(h, s)
+}
+
+// first returns the index of the first sample at a time or later, or of the last one.
+func (h history) first(at float64) int {
+	return sort.Search(len(h)-1, func(i int) bool { return h[i].at >= at })
+}
+
+// last returns what the job did in the last seconds.
+func (h history) last(seconds float64) sample {
+	end := h[len(h)-1]
+	return end.minus(h[h.first(end.at-seconds)])
+}
+
 // A status is the state of the limits at one time.
 type status struct {
 	sample
 	time    time.Time
 	members []throttle.Status
-	waiting int
-	known   bool // the limits have answered
-
-	of    state   // the job, afterwards
-	vague float64 // how many items have started while the limits were asked
+	of      state // the job, afterwards
 }
 
 // ask returns the state of the limits of a job. It blocks while a shared store does not answer, until ctx ends.
 func ask(ctx context.Context, l *throttle.Limiter, p *throttle.Pool) (s status) {
 	if p != nil {
-		waiting, members := p.Status(ctx)
-		s.waiting = waiting
+		_, members := p.Status(ctx)
 		for _, m := range members {
 			if m.Err == nil {
 				s.members = append(s.members, m.Status)
@@ -52,10 +103,10 @@ func ask(ctx context.Context, l *throttle.Limiter, p *throttle.Pool) (s status) 
 		}
 	} else if l != nil {
 		if one, err := l.Status(ctx); err == nil {
-			s.members, s.waiting = []throttle.Status{one}, one.Waiting
+			s.members = []throttle.Status{one}
 		}
 	}
-	s.time, s.known = time.Now(), len(s.members) > 0
+	s.time = time.Now()
 	return s
 }
 
@@ -73,23 +124,27 @@ func (s *status) paused() (d time.Duration, banned bool) {
 	return d, banned
 }
 
-// isLike reports whether the limits are those of another status.
-func (s *status) isLike(o *status) bool {
-	if len(s.members) != len(o.members) {
-		return false
-	}
-	for i, m := range s.members {
-		if len(m.Tiers) != len(o.members[i].Tiers) {
-			return false
+// slowness returns the sum of the seconds that each tier takes for a unit in the long run.
+func (s *status) slowness() (sum float64) {
+	for _, m := range s.members {
+		for _, t := range m.Tiers {
+			sum += part(1, t.MaxRate)
 		}
-		for j, t := range m.Tiers {
-			was := o.members[i].Tiers[j]
-			if t.Limit != was.Limit || t.Tier.Algorithm != was.Tier.Algorithm || math.Abs(t.MaxRate-was.MaxRate) > was.MaxRate/20 {
-				return false
+	}
+	return sum
+}
+
+// budget returns the text of the first budget; empty if there is none.
+func (s *status) budget() (text string) {
+	for _, m := range s.members {
+		for _, t := range m.Tiers {
+			if t.Tier.Budget {
+				text, _, _ = strings.Cut(t.Tier.String(), ";")
+				return text
 			}
 		}
 	}
-	return true
+	return ""
 }
 
 // An estimate is how long a job takes. It is not safe for concurrent use.
@@ -97,98 +152,75 @@ func (s *status) isLike(o *status) bool {
 // The limits alone say how many items a job could send; see rest. The share of it that the job really got
 // corrects that: others use the same limits, items need more requests than one or cost less than estimated.
 type estimate struct {
-	atOnce int64
-	past   history
-	status status
-	cost   map[string]float64 // of an item, by unit
-	epoch  float64            // when the last items were skipped in a row; nothing is measured before it
-	skips  int64
+	atOnce  int64
+	past    history // since the last items were skipped in a row
+	skipped int64
+	status  status
+	cost    map[string]float64 // of an item, by unit
 
 	share float64 // of what the limits admit; 1 at first
 	since status  // from which on the share is measured
-	first bool    // share was not measured before since
 }
 
 func newEstimate(atOnce int) *estimate {
-	return &estimate{atOnce: int64(atOnce), share: 1, first: true, past: history{{}}}
-}
-
-// sampleOf returns what a job has done.
-func sampleOf(s *state, waiting int) sample {
-	inFlight := float64(max(0, s.started-int64(waiting)))
-	over := float64(s.Done + s.Failed)
-	waits := 0.0
-	if waiting > 0 {
-		waits = 1
-	}
-	return sample{
-		waits: waits,
-		at:    s.Elapsed.Seconds(), over: over, inFlight: inFlight, admitted: over + float64(s.Left) + inFlight,
-		atOnce: s.bound[ByAtOnce].Seconds(), other: (s.bound[ByItems] + s.bound[ByOrder]).Seconds(),
-	}
+	return &estimate{atOnce: int64(atOnce), share: 1, past: history{{}}}
 }
 
 // note adds the state of the limits and the job at one time.
 func (e *estimate) note(now status, cost map[string]float64) {
-	s := &now.of
-	now.sample = sampleOf(s, now.waiting)
-	last := e.past[len(e.past)-1]
-	skipping := s.Skipped > e.skips && now.over == last.over
-	e.skips = s.Skipped
-	e.past.add(now.sample)
+	now.sample = sampleOf(&now.of)
+	skipping := now.of.Skipped > e.skipped && now.over == e.past[len(e.past)-1].over
+	e.skipped = now.of.Skipped
 	if skipping {
-		e.epoch = now.at
+		e.past = append(e.past[:0], now.sample)
+	} else {
+		e.past = e.past.add(now.sample)
 	}
-	if !now.known {
+	if len(now.members) == 0 {
 		return
 	}
 	e.status, e.cost = now, cost
 	paused, _ := now.paused()
-	surer := now.vague < e.since.vague && now.at-e.since.at < leastShare
-	if skipping || !e.since.known || surer || paused > longPause*time.Second || !now.isLike(&e.since) {
+	other := math.Abs(now.slowness()-e.since.slowness()) > 0.05*now.slowness() // the policy has changed
+	if skipping || e.since.at < 1 || paused > longPause*time.Second || other {
 		e.since = now
 	}
 }
 
-// measureShare compares what the limits admitted with what they would have admitted if the job were alone.
+// measureShare compares what the limits admitted with what they would have admitted if the job were alone. They may
+// admit many at once: a little earlier or later it may be much less or more. So the share has bounds, and stays as
+// it is between them. It is 1 if that is almost right.
 func (e *estimate) measureShare() {
 	length := e.status.at - e.since.at
-	if length < surerShare && !(e.first && length >= leastShare) {
+	unsure := 1 + e.status.at/200
+	if length < 5*unsure {
 		return
 	}
-	members, most := e.members(&e.since), e.most()
-	could := func(in float64) float64 { return (&rest{members, math.Inf(1), in, 1, most}).play().admitted }
-	// The limits may admit many at once: a little earlier or later it may be much less or more.
-	unsure := 1 + length/200
-	high, low := could(length+unsure), could(length-unsure)
-	if did := e.status.admitted - e.since.admitted; low >= max(leastShare, 20*e.since.vague) {
-		e.correctShare(did/high, did/low)
+	could := rest{e.members(&e.since), math.Inf(1), 1, e.most()}
+	less, _, _ := could.play(length - unsure)
+	more, _, _ := could.play(length + unsure)
+	did := e.status.admitted - e.since.admitted
+	if less < fewItems {
+		return
+	}
+	if e.share = max(0.001, did/more, min(e.share, did/less)); did/more < 1.05 && did/less > 0.95 {
+		e.share = 1
 	}
 	if length > max(usualShare, e.status.at/2) {
-		e.since, e.first = e.status, false
+		e.since = e.status
 	}
-}
-
-// correctShare makes the share one from low to high, if it is not. It is 1 if that is almost right.
-func (e *estimate) correctShare(low, high float64) {
-	if high = max(low, high); low < 1.05 && high > 0.95 {
-		e.share = 1
-		return
-	}
-	e.share = min(1_000, max(0.001, low, min(e.share, high)))
 }
 
 // measured returns what the job did in the last half of its time or minute, if that is longer.
 func (e *estimate) measured() sample {
-	now := e.past[len(e.past)-1]
-	return e.past.last(min(now.at-e.epoch, max(leastMeasured, now.at/2)))
+	return e.past.last(max(leastMeasured, (e.past[len(e.past)-1].at-e.past[0].at)/2))
 }
 
 // flight returns how many seconds an item takes from its admission until it is over. If zero, it is not known.
 func (e *estimate) flight() float64 {
 	m := e.measured()
 	if m.over < fewItems {
-		m = e.past[len(e.past)-1]
+		m = e.past.last(math.Inf(1))
 	}
 	return max(0, part(m.flown, m.over+m.inFlight/2)) // those that are in flight are half through
 }
@@ -211,153 +243,36 @@ func (e *estimate) rate(now sample) float64 {
 	if now.over > 0 {
 		stretch = min(longestStretch, max(usualStretch, fewItems*now.at/now.over))
 	}
-	d := now.minus(e.past.at(max(e.epoch, now.at-stretch)))
+	d := now.minus(e.past[e.past.first(now.at-stretch)])
 	return part(d.over, d.at)
 }
 
-// left returns how long n items take that are not over at a state of the job. If that is not known, it may return
-// the budget that ends the job before.
-func (e *estimate) left(n float64, now sample) (d time.Duration, known bool, budget string) {
-	if n <= 0 {
-		return 0, n == 0, ""
+// left returns how long so many items take that are not over at a state of the job. If that is not known, it may
+// return the budget that ends the job before.
+func (e *estimate) left(left float64, now sample) (d time.Duration, known bool, budget string) {
+	if left <= 0 {
+		return 0, left == 0, ""
 	}
 	age := now.at - e.status.at
-	if !e.status.known || age > staleAfter {
+	if len(e.status.members) == 0 || age > staleAfter {
 		m := e.measured()
-		return seconds(n * part(m.at, m.over)), m.over > 0, ""
+		return seconds(left * part(m.at, m.over)), m.over > 0, ""
 	}
 	e.measureShare()
-	n += now.over - e.status.over - e.status.inFlight // when the status held
+	n := left + now.over - e.status.over - e.status.inFlight // that were not admitted at the time of the status
 	if n <= 0 {
-		return seconds(max(0, e.flight()-(now.at-e.past.admittedAll()))), true, ""
+		last := sort.Search(len(e.past)-1, func(i int) bool { return e.past[i].admitted >= e.status.admitted })
+		return seconds(max(0, e.flight()-(now.at-e.past[last].at))), true, ""
 	}
-	c := (&rest{e.members(&e.status), n, math.Inf(1), e.share, e.most()}).play()
-	if !c.ends {
-		return 0, false, c.budget
+	end := (&rest{e.members(&e.status), n, e.share, e.most()}).end()
+	if math.IsInf(end, 1) {
+		return 0, false, e.status.budget()
 	}
-	return seconds(max(0, c.took+e.flight()-age)), true, ""
+	return seconds(max(0, end+e.flight()-age)), true, ""
 }
 
 func seconds(s float64) time.Duration {
 	return time.Duration(min(s, store.Forever.Seconds()) * float64(time.Second))
-}
-
-// members returns the limits of a status, in items.
-func (e *estimate) members(s *status) []member {
-	members := make([]member, len(s.members))
-	for i, m := range s.members {
-		members[i].opens = max(m.Paused, m.Closed).Seconds()
-		for _, t := range m.Tiers {
-			if cost := e.cost[unitOf(t.Tier)]; cost > 0 {
-				members[i].limits = append(members[i].limits, e.limits(s, t, cost)...)
-			}
-		}
-	}
-	return members
-}
-
-func unitOf(t throttle.Tier) string {
-	if t.Unit == "" {
-		return requests
-	}
-	return t.Unit
-}
-
-// limits returns the limits that a tier has, of which an item costs so much.
-func (e *estimate) limits(s *status, t throttle.TierStatus, cost float64) []limit {
-	l := limit{most: float64(t.Limit) / cost, rate: t.MaxRate / cost, used: float64(t.Used) / cost}
-	if t.Remaining == 0 && t.RetryAfter < store.Forever {
-		l.retry = t.RetryAfter.Seconds()
-	}
-	if t.Tier.Budget {
-		l.budget, _, _ = strings.Cut(t.Tier.String(), ";")
-	}
-	switch t.Tier.Algorithm {
-	case throttle.Concurrency:
-		if l.retry = 0; e.flight() == 0 {
-			return nil
-		}
-		l.rate = l.most / e.flight()
-	case throttle.TokenBucket, throttle.LeakyBucket, throttle.GCRA:
-	case throttle.FixedWindow, throttle.AnchoredWindow, throttle.Calendar:
-		if t.Tier.Phase != throttle.UnknownPhase {
-			l.resets(s.time, t)
-			break
-		}
-		fallthrough
-	default:
-		l.rolls(s.at, e.past, t, e.share)
-	}
-	all := []limit{l}
-	if pace := float64(t.Tier.PaceBurst) / cost; pace > 0 {
-		all = append(all, limit{most: pace, rate: l.rate})
-	}
-	return all
-}
-
-// rolls makes the limit a rolling window. Of what is used in it, the units of the job's own items leave it as
-// the items came, and others, of which only the first and the last are known, evenly.
-func (l *limit) rolls(now float64, past history, t throttle.TierStatus, share float64) {
-	l.window = part(l.most, l.rate)
-	begin := now - l.window
-	end := past.at(now).admitted
-	own := end - past.at(begin).admitted
-	scale := min(1/share, part(l.used, own))
-	others := l.used - own*scale
-	from, to, used := l.retry, max(t.ResetAfter.Seconds(), l.retry), l.used
-	l.stillUsed = func(after float64) float64 {
-		if after >= to || used == 0 {
-			return 0
-		}
-		still := others
-		if after > from {
-			still *= (to - after) / (to - from)
-		}
-		return still + scale*(end-past.at(min(now, begin+after)).admitted)
-	}
-}
-
-// resets makes the limit a window that ends at certain times.
-func (l *limit) resets(now time.Time, t throttle.TierStatus) {
-	length := t.Tier.Window
-	next := func(of time.Time) time.Time { return of.Add(length) }
-	first := next(now)
-	switch t.Tier.Algorithm {
-	case throttle.AnchoredWindow:
-		length = seconds(part(l.most, l.rate)) // with the guard
-	case throttle.FixedWindow:
-		phase := time.Duration(now.UnixNano()) - t.Tier.Phase
-		first = now.Add(length - phase%length)
-	case throttle.Calendar:
-		zone, err := time.LoadLocation(t.Tier.Zone) // UTC if that is empty
-		if err != nil {
-			zone = time.UTC
-		}
-		next = func(of time.Time) time.Time {
-			return endOfPeriod(of.Add(time.Millisecond).In(zone), t.Tier.Period) // the next one also if of was rounded down
-		}
-		first = next(now)
-		l.rate = l.most / next(first).Sub(first).Seconds()
-	}
-	if t.Used > 0 && t.ResetAfter < store.Forever {
-		first = now.Add(t.ResetAfter)
-	}
-	l.reset = first.Sub(now).Seconds()
-	l.nextReset = func(reset float64) float64 { return next(now.Add(seconds(reset))).Sub(now).Seconds() }
-}
-
-// endOfPeriod returns when the day, week or month of a time ends.
-func endOfPeriod(t time.Time, p algorithms.Period) time.Time {
-	year, month, day := t.Date()
-	switch p {
-	case algorithms.Week:
-		day += 7 - (int(t.Weekday())+6)%7
-	case algorithms.Month:
-		month, day = month+1, 1
-	default:
-		day++
-	}
-	return time.Date(year, month, day, 0, 0, 0, 0, t.Location())
 }
 
 // hint returns what holds the job up, for people.
@@ -371,7 +286,7 @@ func (e *estimate) hint(budget string) string {
 		return "budget " + budget + " is used up before the end"
 	}
 	lately := e.past.last(usualStretch)
-	if lately.at > leastHint && lately.atOnce > lately.at/2 && lately.waited < lately.at/4 {
+	if lately.at > leastHint && lately.atOnce > lately.at/2 {
 		return fmt.Sprintf("AtOnce %s binds: raise it", separated(e.atOnce))
 	}
 	return ""

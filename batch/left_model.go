@@ -1,169 +1,93 @@
 package batch
 
 import (
+	"cmp"
 	"math"
 	"slices"
+	"sort"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/projection"
 )
 
 // The model of the limits has amounts in items and times in seconds from now on, as fractions: the exact order of
 // single requests does not matter for the time that thousands take.
 
-// A limit is one tier.
+// A limit is one tier. It is a bucket, which is refilled at its rate, or it has windows.
 type limit struct {
-	most float64 // at once, or in a window
-	rate float64 // a second in the long run
-	used float64
+	most   float64 // at once, or in a window
+	rate   float64 // a second in the long run
+	used   float64
+	budget bool // the member admits nothing more when the limit is used up
 
-	// window is the length of a rolling window, and stillUsed how many of used are in it after a time. If
-	// zero, the limit is a bucket that is refilled at the rate, unless it has resets.
-	window    float64
-	stillUsed func(t float64) float64
-
-	// reset is when all becomes unused, and nextReset returns the reset after one. If nil, there is none.
-	reset     float64
-	nextReset func(t float64) float64
-
-	// retry is when the limit admits an item, as its status reports.
-	retry float64
-
-	// budget is the text of a tier that ends the job when it is used up. If empty, it does not.
-	budget string
-
-	steps int // of the window
+	window float64                 // the length of a window
+	until  func(t float64) float64 // when what is charged at t is free again; nil if the limit is a bucket
+	frees  []free                  // when used is free again
+	steps  []float64               // what is free again at each step of a play; nil if the limit is like a bucket
 }
 
-// room returns how many items the limit admits at a step. charged are the sums of what the steps before have charged.
-func (l *limit) room(t, step float64, k int, charged []float64) float64 {
-	switch {
-	case l.nextReset != nil:
-		for t >= l.reset {
-			l.used, l.reset = 0, l.nextReset(l.reset)
-		}
-	case l.steps > 0:
-		return l.most - l.stillUsed(t) - (charged[k] - charged[max(0, k-l.steps+1)])
-	case k > 0:
-		l.used = max(0, l.used) - l.rate*step // what comes during the step is used during it
-	}
-	return l.most - l.used
-}
+// A free is when items no longer count in a window.
+type free struct{ at, n float64 }
 
 // A member is a Limiter or a member of a Pool.
 type member struct {
 	limits []limit
-	opens  float64 // when its pause or ban ends
-}
-
-// rate returns how many items a second all limits of the member admit in the long run.
-func (m *member) rate() float64 {
-	rate := math.Inf(1)
-	for _, l := range m.limits {
-		if l.rate > 0 {
-			rate = min(rate, l.rate)
-		}
-	}
-	return rate
-}
-
-// delay returns how long the member admits nothing at first.
-func (m *member) delay() float64 {
-	delay := m.opens
-	for _, l := range m.limits {
-		delay = max(delay, l.retry)
-	}
-	return delay
-}
-
-// A course is how a job goes on.
-type course struct {
-	admitted float64
-	took     float64 // until all are admitted
-	ends     bool    // all are admitted in a finite time
-	budget   string  // what ends the job before that; empty if nothing does
+	opens  float64 // when its pause or ban ends: +Inf after a budget
 }
 
 // A rest is what remains of a job.
 type rest struct {
 	members []member
 	items   float64
-	within  float64 // no later item counts
 	share   float64 // the part of what the limits admit that this job gets
 	most    float64 // items a second, by what is not a limit
 }
 
 const (
-	usualSteps = 1_000 // of a course
-	mostSteps  = 5_000 // after which the course goes on at its mean rate
-	leastSteps = 50    // of a rolling window; a shorter one is like a bucket
-	unlimited  = 1e15  // items
+	playedSteps = 1_000
+	leastSteps  = 50   // of a window; a shorter one is like a bucket
+	unlimited   = 1e15 // items
+	enough      = 0.99 // of the items: another window for the last ones would be an accident of rounding
 )
 
-// step returns the length of a step.
-func (r *rest) step() float64 {
-	if !math.IsInf(r.within, 1) {
-		return max(r.within/usualSteps, 1e-6)
-	}
-	rate, delay := 0.0, 0.0
-	for i := range r.members {
-		rate += r.members[i].rate()
-		delay = max(delay, r.members[i].delay())
-	}
-	return max((r.items/min(rate*r.share, r.most)+delay)/usualSteps, 1e-6)
-}
-
-// slack returns how many of the last items do not count: another window for a few would be an accident of rounding.
-func (r *rest) slack() float64 {
-	if math.IsInf(r.items, 1) {
-		return 0
-	}
-	most := r.items
-	for _, m := range r.members {
-		for _, l := range m.limits {
-			most = max(most, l.most)
+// end returns when the last item is admitted: +Inf for never. It plays short steps first, and longer ones if the job
+// takes more.
+func (r *rest) end() float64 {
+	for within := 1.0; within < 1e9; within *= 4 {
+		if _, at, ends := r.play(within); ends {
+			return at
 		}
 	}
-	return min(most*0.002, r.items*0.03)
+	return math.Inf(1)
 }
 
-// play plays the rest of a job, step by step.
-func (r *rest) play() course {
-	step := r.step()
-	players := make([]player, len(r.members))
-	for i := range players {
-		players[i] = newPlayer(r.members[i], step)
+// play plays the next seconds, step by step, until all items are admitted, or budgets end the job.
+func (r *rest) play(within float64) (admitted, at float64, ends bool) {
+	step, rooms := within/playedSteps, make([]float64, len(r.members))
+	members := make([]member, len(r.members))
+	for i, m := range r.members {
+		members[i] = m.begin(step)
 	}
-	c, rooms, slack := course{}, make([]float64, len(players)), r.slack()
-	for k := range mostSteps {
-		t := float64(k) * step
-		if t >= r.within {
-			return c
-		}
-		room := 0.0
-		for i := range players {
-			rooms[i] = players[i].room(t, step, k, min(1, r.items-c.admitted-slack))
+	for k := range playedSteps {
+		room, opens := 0.0, math.Inf(1)
+		for i := range members {
+			rooms[i] = members[i].room(k, step, r.items*enough-admitted)
 			room += rooms[i]
+			opens = min(opens, members[i].opens)
 		}
-		if c.budget = spent(players); c.budget != "" {
-			c.took = t
-			return c
+		if math.IsInf(opens, 1) {
+			return admitted, opens, true
 		}
-		own, rest := min(room*r.share, r.most*step), r.items-c.admitted
-		if own >= rest-slack {
-			if c.took = t; k > 0 && own > 0 {
-				c.took += step * rest / own
-			}
-			c.admitted, c.ends = r.items, true
-			return c
+		own := min(room*r.share, r.most*step)
+		if admitted += own; admitted >= r.items*enough {
+			return admitted, float64(k) * step * max(1, r.items/admitted), true
 		}
-		for i := range players {
-			players[i].charge(rooms[i] * part(own, room*r.share))
+		for i := range members {
+			members[i].charge(k, step, rooms[i]*part(own, room*r.share))
 		}
-		c.admitted += own
-		c.took = t + step
 	}
-	if c.ends = c.admitted > 0; c.ends {
-		c.took *= r.items / c.admitted
-	}
-	return c
+	return admitted, within, false
 }
 
 func part(n, of float64) float64 {
@@ -173,58 +97,133 @@ func part(n, of float64) float64 {
 	return n / of
 }
 
-// A player is a member in a course.
-type player struct {
-	member
-	charged []float64 // the sums before each step
-	budget  string    // that is used up
-}
-
-func newPlayer(m member, step float64) player {
+// begin returns a copy of the member for a play.
+func (m member) begin(step float64) member {
 	m.limits = slices.Clone(m.limits)
 	for i := range m.limits {
 		l := &m.limits[i]
-		if l.steps = int(math.Round(l.window / step)); l.steps < leastSteps {
-			l.steps = 0
+		if l.until == nil || l.window < leastSteps*step {
+			continue
+		}
+		l.steps = make([]float64, playedSteps)
+		for _, f := range l.frees {
+			l.free(f, step)
 		}
 	}
-	return player{member: m, charged: append(make([]float64, 0, usualSteps), 0)}
+	return m
 }
 
-// room returns how many items the member admits at a step. A budget that has less than need is used up.
-func (p *player) room(t, step float64, k int, need float64) float64 {
-	p.budget = ""
-	room := unlimited
-	for i := range p.limits {
-		l := &p.limits[i]
-		of := l.room(t, step, k, p.charged)
-		if l.budget != "" && of < need {
-			p.budget = l.budget
-		}
-		room = min(room, of)
+func (l *limit) free(f free, step float64) {
+	if k := math.Round(f.at / step); k < playedSteps {
+		l.steps[max(0, int(k))] += f.n
 	}
-	if t < p.opens || p.budget != "" {
+}
+
+// room returns how many items the member admits at a step, if it does not admit those that are needed before.
+func (m *member) room(k int, step, needed float64) float64 {
+	room := unlimited
+	for i := range m.limits {
+		l := &m.limits[i]
+		if l.steps != nil {
+			l.used -= l.steps[k]
+		} else if k > 0 {
+			l.used = max(0, l.used) - l.rate*step // what comes during the step is used during it
+		}
+		if l.budget && l.most-l.used < min(1, needed) {
+			m.opens = math.Inf(1)
+		}
+		room = min(room, l.most-l.used)
+	}
+	if float64(k)*step < m.opens {
 		return 0
 	}
 	return max(0, room)
 }
 
-func (p *player) charge(n float64) {
-	p.charged = append(p.charged, p.charged[len(p.charged)-1]+n)
-	for i := range p.limits {
-		p.limits[i].used += n
+// charge charges items that the member admits at a step.
+func (m *member) charge(k int, step, n float64) {
+	for i := range m.limits {
+		l := &m.limits[i]
+		if l.used += n; l.steps != nil && n > 0 {
+			l.free(free{l.until(float64(k) * step), n}, step)
+		}
 	}
 }
 
-// spent returns the budget that ends the job, because no member has more.
-func spent(players []player) string {
-	for i := range players {
-		if players[i].budget == "" {
-			return ""
+// members returns the limits of a status, in items.
+func (e *estimate) members(s *status) []member {
+	members := make([]member, len(s.members))
+	for i, m := range s.members {
+		members[i].opens = max(m.Paused, m.Closed).Seconds()
+		for _, t := range m.Tiers {
+			if cost := e.cost[cmp.Or(t.Tier.Unit, requests)]; cost > 0 {
+				members[i].limits = append(members[i].limits, e.limits(s, t, cost)...)
+			}
 		}
 	}
-	if len(players) == 0 {
-		return ""
+	return members
+}
+
+// limits returns the limits that a tier has, of which an item costs so much.
+func (e *estimate) limits(s *status, t throttle.TierStatus, cost float64) []limit {
+	l := limit{most: float64(t.Limit) / cost, rate: t.MaxRate / cost, used: float64(t.Used) / cost, budget: t.Tier.Budget}
+	switch a := t.Tier.Algorithm; {
+	case a == throttle.Concurrency:
+		if e.flight() == 0 {
+			return nil
+		}
+		l.rate = l.most / e.flight()
+	case a == throttle.TokenBucket, a == throttle.LeakyBucket, a == throttle.GCRA:
+	case t.Tier.Phase != throttle.UnknownPhase && (a == throttle.FixedWindow || a == throttle.AnchoredWindow || a == throttle.Calendar):
+		l.resets(s.time, t)
+	default:
+		l.rolls(e.past[:e.past.first(s.at)+1], e.share, t)
 	}
-	return players[0].budget
+	if pace := float64(t.Tier.PaceBurst) / cost; pace > 0 {
+		return []limit{l, {most: pace, rate: l.rate}}
+	}
+	return []limit{l}
+}
+
+// rolls makes the limit a rolling window. What is used leaves it as the job's own items came, and the rest, of which
+// only the first and the last are known, evenly.
+func (l *limit) rolls(past history, share float64, t throttle.TierStatus) {
+	l.window = part(l.most, l.rate)
+	l.until = func(t float64) float64 { return t + l.window }
+	scale, others, end := min(1/share, part(l.used, past.last(l.window).admitted)), l.used, past[len(past)-1].at
+	for i := len(past) - 1; i > 0 && past[i].at > end-l.window; i-- {
+		own := min(others, scale*(past[i].admitted-past[i-1].admitted))
+		l.frees = append(l.frees, free{l.until((past[i-1].at+past[i].at)/2 - end), own})
+		others -= own
+	}
+	first, last := t.RetryAfter.Seconds(), t.ResetAfter.Seconds()
+	for i := range 20 {
+		l.frees = append(l.frees, free{first + (last-first)*float64(i)/19, others / 20})
+	}
+}
+
+// resets makes the limit a window that ends at certain times. One in which nothing is used begins now.
+func (l *limit) resets(now time.Time, t throttle.TierStatus) {
+	window := part(l.most, l.rate) // with the guard
+	next := func(end float64) float64 { return end + window }
+	if t.Tier.Algorithm == throttle.Calendar {
+		next = func(end float64) float64 {
+			p, _ := projection.PeriodOf(t.Tier, now.Add(seconds(end)+time.Millisecond)) // also if end was rounded down
+			return p.End.Sub(now).Seconds()
+		}
+	}
+	first := next(0)
+	if t.Used > 0 {
+		first = t.ResetAfter.Seconds()
+	}
+	ends := []float64{first, next(first)}
+	l.window = ends[1] - ends[0]
+	l.rate = part(l.most, l.window)
+	l.until = func(t float64) float64 {
+		for ends[len(ends)-1] <= t {
+			ends = append(ends, next(ends[len(ends)-1]))
+		}
+		return ends[sort.Search(len(ends), func(i int) bool { return ends[i] > t })]
+	}
+	l.frees = []free{{first, l.used}}
 }

@@ -30,7 +30,7 @@ type timeLeft struct {
 	items    int
 	response time.Duration
 	set      func(t *testing.T, job *batch.Job[int, int, int])
-	// during is called while the job runs. The time left is compared only after it has returned.
+	// during is called while the job runs. The time left is compared only after skip.
 	during      func(t *testing.T, job *batch.Job[int, int, int])
 	skip, every time.Duration
 }
@@ -62,6 +62,16 @@ var timesLeft = map[string]timeLeft{
 	"AtOnce": {items: 20_000, response: 500 * time.Millisecond, set: func(t *testing.T, job *batch.Job[int, int, int]) {
 		job.Limiter, job.AtOnce = newLimiter(t, throttle.PerSecond(1_000)), 100
 	}},
+	"AtOnce and hour": {items: 8_000, response: 2 * time.Second, every: 20 * time.Second, set: func(t *testing.T, job *batch.Job[int, int, int]) {
+		job.Limiter, job.AtOnce = newLimiter(t, throttle.PerSecond(10), throttle.PerHour(3_000)), 4
+	}},
+	"bursts of slow responses": {items: 95, response: 30 * time.Second, set: limitedBy(throttle.PerMinute(10))},
+	"others in an hour": {items: 6_000, response: 200 * time.Millisecond, every: 20 * time.Second, set: limitedBy(throttle.PerSecond(2), throttle.PerHour(2_000)),
+		during: func(t *testing.T, job *batch.Job[int, int, int]) {
+			for job.Limiter.Wait(t.Context()) == nil {
+				_, _ = responds(4*time.Second)(t.Context(), 0)
+			}
+		}},
 	"pool": {every: 20 * time.Second, items: 19_000, response: 500 * time.Millisecond, set: pooled(
 		[]throttle.Tier{throttle.PerSecond(10), throttle.PerHour(7_000)}, []throttle.Tier{throttle.PerSecond(5), throttle.PerHour(3_000)},
 	)},

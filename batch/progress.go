@@ -92,12 +92,12 @@ type tally struct {
 	mu      sync.Mutex // guards the fields below
 	r       Report
 	started int64
+	waiting int64 // of started, for the limiter, which then binds instead of AtOnce and InOrder
 	inARow  int64 // failed since one was done
 	total   int64
 	begun   time.Time
 
 	by    Bound // why no item is started now
-	waits bool  // items wait for the limiter, which then binds instead of AtOnce and InOrder
 	since time.Time
 	bound map[Bound]time.Duration
 
@@ -172,18 +172,20 @@ func (c *tally) binds(by Bound) {
 	c.by = by
 }
 
-// wait notes whether items wait for the limiter from now on.
-func (c *tally) wait(waits bool) {
+// wait notes how many items wait for the limiter from now on.
+func (c *tally) wait(n int) {
 	c.update(func() {
-		c.addBound()
-		c.waits = waits
+		if n == 0 || c.waiting == 0 {
+			c.addBound()
+		}
+		c.waiting = int64(n)
 	})
 }
 
 // addBound adds the time since the last call to what has bound. The caller holds c.mu.
 func (c *tally) addBound() {
 	now, by := time.Now(), c.by
-	if c.waits && (by == ByAtOnce || by == ByOrder) {
+	if c.waiting > 0 && (by == ByAtOnce || by == ByOrder) {
 		by = ByLimiter
 	}
 	if by != "" {
@@ -198,18 +200,19 @@ func (c *tally) report() Report { return c.state().Report }
 // A state is what a tally has counted.
 type state struct {
 	Report
-	started int64
-	bound   map[Bound]time.Duration
+	started  int64
+	inFlight int64 // of these, those that the limiter has admitted
+	bound    map[Bound]time.Duration
 }
-
-// begun returns how many items were ever started.
-func (s *state) begun() int64 { return s.Done + s.Failed + s.Report.Left + s.started }
 
 func (c *tally) state() state {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.addBound()
-	s := state{c.r, c.started, maps.Clone(c.bound)}
+	s := state{c.r, c.started, c.started - c.waiting, maps.Clone(c.bound)}
+	if c.by != "" && c.by != ByItems {
+		s.inFlight-- // one is started, but does not wait for the limiter yet
+	}
 	s.Elapsed = c.since.Sub(c.begun)
 	most := time.Duration(-1)
 	for _, by := range []Bound{ByLimiter, ByAtOnce, ByOrder, ByItems} {
@@ -234,7 +237,7 @@ type reporter struct {
 	stop     chan struct{}
 	stopped  chan struct{}
 	panicked func(error) // ends the job
-	panic    error       // of Job.Progress
+	cause    error       // the panic of Job.Progress; nil if there was none
 }
 
 // mostAsking is how long the limits may take to report their state.
@@ -259,8 +262,8 @@ func (r *run[K, T, R]) report() (stop func()) {
 	go p.run(r.job.Every)
 	return func() {
 		close(p.stop)
-		if <-p.stopped; p.panic != nil {
-			panic(p.panic)
+		if <-p.stopped; p.cause != nil {
+			panic(p.cause)
 		}
 	}
 }
@@ -270,8 +273,8 @@ func (p *reporter) run(every time.Duration) {
 	defer close(p.stopped)
 	defer func() {
 		if v := recover(); v != nil {
-			p.panic = fmt.Errorf("batch: Progress panicked: %v\n\n%s", v, debug.Stack())
-			p.panicked(p.panic)
+			p.cause = fmt.Errorf("batch: Progress panicked: %v\n\n%s", v, debug.Stack())
+			p.panicked(p.cause)
 		}
 	}()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -293,7 +296,9 @@ func (p *reporter) run(every time.Duration) {
 		case <-tick.C:
 			p.call(p.state(false))
 		case <-minute.C:
-			p.logState("batch goes on", p.state(false))
+			if p.log.Enabled(ctx, slog.LevelInfo) {
+				p.logState("batch goes on", p.state(false))
+			}
 		case <-p.stop:
 			last := p.state(true)
 			p.logEnd(last)
@@ -311,12 +316,11 @@ func untilLook(n int, elapsed time.Duration) time.Duration {
 	return time.Duration((0.5 + part) * float64(min(10*time.Second, max(time.Second, elapsed/1_000))))
 }
 
-// look asks for the state of the limits, and does not wait for it. While they do not answer, it notes the
-// state of the job alone.
+// look asks for the state of the limits, and does not wait for it. While they do not answer, it notes the state of
+// the job alone.
 func (p *reporter) look(ctx context.Context) {
-	before := p.count.state()
 	if p.asking {
-		p.left.note(status{waiting: p.left.status.waiting, of: before}, nil)
+		p.left.note(status{of: p.count.state()}, nil)
 		return
 	}
 	p.asking = true
@@ -325,7 +329,6 @@ func (p *reporter) look(ctx context.Context) {
 		defer cancel()
 		s := p.ask(ctx)
 		s.of = p.count.state()
-		s.vague = float64(s.of.begun() - before.begun())
 		p.answers <- s
 	}()
 }
@@ -338,7 +341,7 @@ func (p *reporter) state(final bool) Progress {
 		now.Rate = part(float64(s.Done+s.Failed), s.Elapsed.Seconds())
 		return now
 	}
-	at := sampleOf(&s, 0)
+	at := sampleOf(&s)
 	now.Rate = p.left.rate(at)
 	var budget string
 	now.TimeLeft, now.TimeLeftKnown, budget = p.left.left(remaining(&s, now.Total), at)
