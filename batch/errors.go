@@ -40,7 +40,7 @@ type ItemError struct {
 func (e *ItemError) Error() string { return fmt.Sprintf("batch: item %s: %v", e.Key, e.Err) }
 func (e *ItemError) Unwrap() error { return e.Err }
 
-// A PanicError is the error of an item whose Do or Cost panicked.
+// A PanicError is the error of an item whose Do, Cost or Retry panicked.
 type PanicError struct {
 	// Value is the argument of panic.
 	Value any

@@ -267,11 +267,10 @@ func (r *run[K, T, R]) acquire(s *semaphore.Weighted, by Bound) bool {
 // do calls Do for an item until it succeeds or is not to be called again.
 func (r *run[K, T, R]) do(t *task[K, T, R]) {
 	for tries := 1; ; tries++ {
-		t.err = r.try(t)
+		wait, verdict := r.try(t, tries)
 		ends := r.starting.Err() != nil
 		admitted := t.place.left.Load()
 		gaveUp := ends && (!admitted || errors.Is(t.err, context.Canceled)) || r.calling.Err() != nil
-		wait, verdict := r.judge(t.err, tries)
 		switch {
 		case t.err == nil:
 			return
@@ -294,18 +293,18 @@ func (r *run[K, T, R]) do(t *task[K, T, R]) {
 	}
 }
 
-// try waits for the limiter and calls Do once.
-func (r *run[K, T, R]) try(t *task[K, T, R]) (err error) {
+// try waits for the limiter, calls Do once and returns what follows. A panic of a function of the job fails the item.
+func (r *run[K, T, R]) try(t *task[K, T, R], tries int) (wait time.Duration, v verdict) {
 	returned := false
 	defer func() {
-		if p := recover(); !returned {
-			err = &PanicError{p, debug.Stack()}
-			t.err = err // a function of the job may have called runtime.Goexit
+		if p := recover(); !returned { // also after runtime.Goexit
+			t.err, wait, v = &PanicError{p, debug.Stack()}, 0, fail
 		}
 	}()
-	err = r.tryOnce(t)
+	t.err = r.tryOnce(t)
+	wait, v = r.judge(t.err, tries)
 	returned = true
-	return err
+	return wait, v
 }
 
 func (r *run[K, T, R]) tryOnce(t *task[K, T, R]) (err error) {

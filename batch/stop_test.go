@@ -145,6 +145,7 @@ func TestErrors(t *testing.T) {
 		"passes":           {func(n int) error { return []error{failure, failure, nil}[n] }, batch.AnyError, 3, ""},
 		"always refused":   {func(int) error { return new(batch.RefusedError) }, nil, 5, "batch: item 7: batch: refused for lack of quota"},
 		"panics":           {func(int) error { panic("boom") }, batch.AnyError, 1, "batch: item 7: batch: panic: boom"},
+		"Retry panics":     {func(int) error { return failure }, func(error) bool { panic("boom") }, 1, "batch: item 7: batch: panic: boom"},
 		"exits":            {func(int) error { runtime.Goexit(); return nil }, batch.AnyError, 1, "batch: item 7: batch: panic: <nil>"},
 		"of its own limit": {func(int) error { return context.DeadlineExceeded }, nil, 1, "batch: item 7: context deadline exceeded"},
 	} {
