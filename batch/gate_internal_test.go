@@ -11,7 +11,7 @@ import (
 func TestGatesOfAFleetBecomeAlike(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit = 100
-		one, other := newGate(func(int) {}), newGate(func(bool) {})
+		one, other := newGate(func(int) {}), newGate(func(int) {})
 		one.ahead = limit
 		for range 100 {
 			time.Sleep(aheadFor)
