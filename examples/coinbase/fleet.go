@@ -52,7 +52,7 @@ func worker(ctx context.Context, text string, stdin io.Reader, stdout, stderr io
 		r, err = run(ctx, c, limiter, nil)
 	}
 	fmt.Fprintln(stdout, r.Done)
-	if err != nil {
+	if err != nil && ctx.Err() == nil {
 		fmt.Fprintf(stderr, "Redis at %s: %v\n", options.Addr, err)
 		return 1
 	}

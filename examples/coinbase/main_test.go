@@ -411,7 +411,7 @@ func TestWorkerEndsWithItsInput(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out, errs strings.Builder
-	if code := worker(t.Context(), string(text), strings.NewReader(""), &out, &errs); code != 0 && !strings.Contains(errs.String(), context.Canceled.Error()) {
+	if code := worker(t.Context(), string(text), strings.NewReader(""), &out, &errs); code != 0 || errs.Len() > 0 {
 		t.Errorf("code %d, %s%s", code, &out, &errs)
 	}
 }
