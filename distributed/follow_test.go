@@ -288,6 +288,7 @@ func TestFleetFollowsHigherLimit(t *testing.T) {
 // After one response that names a lower limit, all processes of a fleet use no more, and wait while more is
 // used already.
 func TestFleetFollowsLowerLimit(t *testing.T) {
+	soak.Long(t, "fleets that follow for minutes")
 	t.Parallel()
 	for _, before := range []int64{300, 3000} {
 		inBoth(t, func(t *testing.T, bucket bool) {

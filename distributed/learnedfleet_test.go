@@ -177,6 +177,7 @@ func alone(others ...throttle.Tier) func(*testing.T, *distributed.Store) *thrott
 
 // A fleet of eight processes finds a hidden limit of 40/s together, and shares it.
 func TestFleetLearnsHiddenLimit(t *testing.T) {
+	soak.Long(t, "a fleet that learns for minutes")
 	learning(t, alone(), func(f *learningFleet) {
 		f.addAll(3)
 		time.Sleep(5 * time.Minute)

@@ -23,8 +23,7 @@ import (
 // workerEnv is the environment variable that has the config of a process of a fleet.
 const workerEnv = "COINBASE_WORKER"
 
-// worker runs one process of a fleet and returns its exit code. It writes how many requests it sent. It
-// ends with its parent, because its input then ends.
+// worker runs one process of a fleet until its input ends. It writes how many requests were accepted.
 func worker(ctx context.Context, text string, stdin io.Reader, stdout, stderr io.Writer) int {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -37,18 +36,14 @@ func worker(ctx context.Context, text string, stdin io.Reader, stdout, stderr io
 	options, _ := redis.ParseURL(c.Redis)
 	rdb := redis.NewClient(options)
 	defer rdb.Close()
-	// The store is the only difference. Processes that start together on a busy machine may
-	// need more than the default of a second for their first answer from Redis.
+	// The store is the only difference. Processes that start together may wait long for its first answer.
 	limiter, err := throttle.New(c.Policy, distributed.New(rdb, distributed.Options{Timeout: 10 * time.Second}))
 	if err == nil {
 		_, err = limiter.Status(ctx) // which fails if Redis is unavailable, and charges nothing
 	}
 	var r batch.Report
 	if err == nil {
-		select {
-		case <-time.After(time.Until(c.Start)):
-		case <-ctx.Done():
-		}
+		time.Sleep(time.Until(c.Start)) // a second at most
 		r, err = run(ctx, c, limiter, nil)
 	}
 	fmt.Fprintln(stdout, r.Done)
@@ -59,8 +54,7 @@ func worker(ctx context.Context, text string, stdin io.Reader, stdout, stderr io
 	return 0
 }
 
-// inFleet runs the batch in several processes that share one quota in Redis. It ends all processes when
-// one of them fails or the context ends. They also end with this process.
+// inFleet runs the batch in processes that share one quota in Redis, and end with this one.
 func (c config) inFleet(ctx context.Context, _ io.Writer) (perProcess []int64, err error) {
 	if c.Redis == "" {
 		server, err := miniredis.Run()
