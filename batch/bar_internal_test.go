@@ -189,7 +189,7 @@ The job was bound by the limits of the API.
 4 failed: Get "http://api.test/17": 404 Not Found (items 17, 404, 99, ...)
 1 failed: timeout [2J (item 5)
 The reasons are those of the first 5 failed items.
-Run the job again with the same Journal to do the rest: it leaves out what is done.`
+Run the job again to do the rest. With the same Journal it leaves out what is done.`
 	if got := r.String(); got != want {
 		t.Errorf("%s\nwant\n%s", got, want)
 	}

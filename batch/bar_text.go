@@ -76,7 +76,7 @@ const (
 //	The job was bound by the limits of the API.
 //	2 failed: 404 Not Found (items 17, 23)
 //	1 failed: timeout (item 99)
-//	Run the job again with the same Journal to do the rest: it leaves out what is done.
+//	Run the job again to do the rest. With the same Journal it leaves out what is done.
 func (r Report) String() string {
 	lines := []string{strings.Join(r.counts(), ", ")}
 	if r.Elapsed > 0 {
@@ -96,7 +96,7 @@ func (r Report) String() string {
 	}
 	lines = append(lines, r.reasons()...)
 	if !r.Ended || r.Failed+r.Left > 0 {
-		lines = append(lines, "Run the job again with the same Journal to do the rest: it leaves out what is done.")
+		lines = append(lines, "Run the job again to do the rest. With the same Journal it leaves out what is done.")
 	}
 	return strings.Join(lines, "\n")
 }
