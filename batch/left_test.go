@@ -118,6 +118,7 @@ var timesLeft = map[string]timeLeft{
 func TestTimeLeft(t *testing.T) {
 	for name, c := range timesLeft {
 		t.Run(name, func(t *testing.T) {
+			soak.NoRace(t, "thousands of items, of which the other tests race some")
 			soak.Sample(t, 4)
 			synctest.Test(t, func(t *testing.T) { c.test(t) })
 		})

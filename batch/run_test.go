@@ -87,6 +87,7 @@ func TestFullRateFromTheStart(t *testing.T) {
 	for _, byTransport := range []bool{false, true} {
 		for _, response := range []time.Duration{5 * time.Millisecond, 500 * time.Millisecond, 30 * time.Second} {
 			t.Run(fmt.Sprintf("%v, transport %v", response, byTransport), func(t *testing.T) {
+				soak.NoRace(t, "40,000 items")
 				soak.Sample(t, 3)
 				synctest.Test(t, func(t *testing.T) { fullRate(t, response, byTransport) })
 			})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // TestTurnsAreEqualInTime checks that a process waits for a turn behind another that has many callers,
@@ -89,6 +90,7 @@ func TestTurnsAreEqualInTime(t *testing.T) {
 // TestTurnsEndWithPolicy checks that callers follow a faster policy at once, and wait for no turns that
 // were given under the one before.
 func TestTurnsEndWithPolicy(t *testing.T) {
+	soak.NoRace(t, "many fleets in virtual time, whose code other tests run")
 	t.Parallel()
 	policy := func(limit int64) throttle.Policy {
 		return throttle.Policy{Name: "{q}", Guard: 50 * ms, Aging: time.Hour, Tiers: []throttle.Tier{{Limit: limit, Window: sec, Algorithm: throttle.GCRA}}}
