@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -295,7 +296,9 @@ func TestLearnedRateIsKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	check("refused", 30*24*time.Hour, 30*24*time.Hour+3*time.Second)
+	if kept := 30 * 24 * time.Hour; strconv.IntSize == 64 { // miniredis counts milliseconds in an int
+		check("refused", kept, kept+3*time.Second)
+	}
 	if got[2] > 3000 {
 		t.Errorf("got a least expiry of %d ms in the reply, want 3 s at most: a call of another process may shorten it", got[2])
 	}

@@ -573,7 +573,7 @@ func TestOneBudgetOfTwoAPIs(t *testing.T) {
 func TestLargeSumIsCharged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &providers.Spending{Limiter: budgetOf(t, "$9000/month"), Prices: providers.PriceList{{API: "api.x.ai", Model: "*", Input: 2_000_000}}}
-		const want = 2_500_000_000_000 // nanodollars
+		const want int64 = 2_500_000_000_000 // nanodollars
 		n, err := s.Charge(t.Context(), "api.x.ai", "grok-4-fast", providers.Usage{Input: want / 2_000})
 		if got := spent(t, s.Limiter); err != nil || n != want || got != want {
 			t.Errorf("%d nanodollars were charged, %v, and %d are spent; want %d", n, err, got, want)
