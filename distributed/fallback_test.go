@@ -12,12 +12,14 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/store"
 )
 
 // If there are more processes than units in the limit, each process gets one unit in a longer
 // window, and the processes spread their requests over it.
 func TestFallbackIsSpread(t *testing.T) {
+	soak.NoRace(t, "fleets in virtual time, whose code other tests run")
 	t.Parallel()
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		const processes, limit = 50, 5

@@ -645,6 +645,7 @@ func (h history) of(at time.Time) era {
 // the first response that names a limit, and nearly all of each hour of one limit is used
 // where each response names it.
 func TestFleetFollowsRandomly(t *testing.T) {
+	soak.NoRace(t, "fleets in virtual time, whose code other tests run")
 	t.Parallel()
 	for seed := range uint64(soak.Times(8)) {
 		random := rand.New(rand.NewPCG(seed, 1))
