@@ -109,7 +109,7 @@ func TestJournalOfKilledProcess(t *testing.T) {
 		kills = soak.Times(200)
 	}
 	killed, twice, job := 0, 0, 0
-	for ; kills > 0; job++ {
+	for ; killed < kills; job++ {
 		folder := t.TempDir()
 		for ended := false; !ended; {
 			order := 0
@@ -120,8 +120,7 @@ func TestJournalOfKilledProcess(t *testing.T) {
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			if kills > 0 {
-				kills--
+			if killed < kills {
 				defer time.AfterFunc(rand.N(100*time.Millisecond), func() { _ = cmd.Process.Kill() }).Stop()
 			}
 			err := cmd.Wait()
