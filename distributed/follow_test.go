@@ -436,6 +436,7 @@ func TestFleetFollowsUnderNewPolicy(t *testing.T) {
 
 // What a response names never raises a limit above Most, nor lowers it below Least.
 func TestFleetFollowsLiesWithinBounds(t *testing.T) {
+	soak.NoRace(t, "fleets in virtual time, whose code other tests run")
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
 	var low, high atomic.Int64
