@@ -283,7 +283,7 @@ func (j *Journal) sync(to int64) error {
 		j.syncing = false
 		j.changed.Broadcast()
 		if err != nil {
-			j.err = j.wrap(err) // nobody knows what is on the disk: a second sync may succeed without it
+			j.err = j.wrap(err) // a second sync may succeed although the first has lost what it should write
 			return j.err
 		}
 		j.synced = size

@@ -99,7 +99,10 @@ func (r *run[K, T, R]) run(ctx context.Context) (Report, error) {
 		r.end(context.Cause(ctx))
 	}
 	defer context.AfterFunc(ctx, func() { r.end(context.Cause(ctx)) })()
-	defer context.AfterFunc(r.starting, func() { time.AfterFunc(r.job.Grace, r.cancel) })()
+	defer context.AfterFunc(r.starting, func() {
+		grace := time.AfterFunc(r.job.Grace, r.cancel)
+		context.AfterFunc(r.calling, func() { grace.Stop() }) // else it would keep the job in memory
+	})()
 	stopReporting := r.report()
 	defer stopReporting()
 	items := make(chan *task[K, T, R])
