@@ -204,6 +204,12 @@ func pageSection(c constructor) string {
 		if named != nil {
 			b.WriteString(wrap("- as their names say: " + strings.Join(named, ", ")))
 		}
+		for _, s := range e.Sockets {
+			if page := fmt.Sprintf("[%s](%s)", pageName(s.Page), s.Page); !slices.Contains(pages[s.Read], page) {
+				pages[s.Read] = append(pages[s.Read], page)
+			}
+			fmt.Fprintf(&b, "- over WebSocket, %s: %s for each %v\n", s.Name, limits(s.Policy), s.Per)
+		}
 		for _, h := range e.Hosts {
 			hosts = append(hosts, "`"+h+"`")
 		}

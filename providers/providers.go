@@ -87,6 +87,10 @@ type Provider struct {
 	// text: "*.example.com" for every host below example.com. If empty, every host.
 	Hosts []string
 
+	// Sockets are limits of WebSocket connections and of the messages that a client sends over them,
+	// which no Transport sees. Open a Limiter with the Policy of each, and wait before each message.
+	Sockets []Scope
+
 	// Account returns a name for the account whose quotas count a request, such as the id of a
 	// workspace or of an app's installation. Every scope that counts accounts has separate quotas for
 	// each; see Scope.Per. Don't use a credential as it is: use a name of your own, or a hash. If nil,
@@ -158,13 +162,15 @@ type Scope struct {
 type Per int
 
 const (
-	PerAccount Per = iota // those of an account; see Provider.Account
-	PerAddress            // those of an IP address, of all accounts; see Provider.Address
-	PerToken              // those of the credentials in the header Authorization, of which only a hash is kept
-	pers                  // the number of them
+	PerAccount    Per = iota // those of an account; see Provider.Account
+	PerAddress               // those of an IP address, of all accounts; see Provider.Address
+	PerToken                 // those of the credentials in the header Authorization, of which only a hash is kept
+	PerConnection            // those of a WebSocket connection; only in Provider.Sockets
 )
 
-// String returns "account", "address" or "token".
+const pers = int(PerConnection) // the number of those that count HTTP requests
+
+// String returns "account", "address", "token" or "connection".
 func (p Per) String() string {
 	switch p {
 	case PerAccount:
@@ -173,6 +179,8 @@ func (p Per) String() string {
 		return "address"
 	case PerToken:
 		return "token"
+	case PerConnection:
+		return "connection"
 	}
 	return fmt.Sprintf("Per(%d)", int(p))
 }
@@ -182,6 +190,16 @@ func (p Provider) Scope(name string) *Scope {
 	for i := range p.Scopes {
 		if p.Scopes[i].Name == name {
 			return &p.Scopes[i]
+		}
+	}
+	return nil
+}
+
+// Socket returns the scope with this name of the Sockets, or nil if there is none.
+func (p Provider) Socket(name string) *Scope {
+	for i := range p.Sockets {
+		if p.Sockets[i].Name == name {
+			return &p.Sockets[i]
 		}
 	}
 	return nil

@@ -119,6 +119,15 @@ func TestPresets(t *testing.T) {
 			}
 			scopes[s.Name] = true
 		}
+		for _, s := range p.Sockets {
+			if s.Name == "" || scopes[s.Name] || s.Key != nil || s.Models != nil || !strings.HasPrefix(s.Page, "https://") || s.Policy.Name != p.Name+"/"+s.Name {
+				t.Errorf("%s: socket %q of %q: page %q, or it has a key", p.Name, s.Name, s.Policy.Name, s.Page)
+			}
+			if _, err := throttle.New(s.Policy, nil); err != nil {
+				t.Errorf("%s: socket %q: %v", p.Name, s.Name, err)
+			}
+			scopes[s.Name] = true
+		}
 		if other := preset(); &other.Scopes[0] == &p.Scopes[0] || &other.Scopes[0].Policy.Tiers[0] == &p.Scopes[0].Policy.Tiers[0] || &other.Hosts[0] == &p.Hosts[0] {
 			t.Errorf("%s: two calls of the constructor share a slice", p.Name)
 		}

@@ -39,6 +39,23 @@ func some(name, page string, key func(*http.Request) (string, bool), tiers ...th
 	return s
 }
 
+// readOn returns p with the day when the pages of its limits were read.
+func (p Provider) readOn(day string) Provider {
+	for _, scopes := range [][]Scope{p.Scopes, p.Sockets} {
+		for i := range scopes {
+			scopes[i].Read = day
+		}
+	}
+	return p
+}
+
+// socket returns a limit of WebSocket connections or messages, as one of the Sockets of the provider.
+func socket(provider, name, page string, per Per, tiers ...throttle.Tier) Scope {
+	s := every(name, page, tiers...)
+	s.Per, s.Policy.Name = per, provider+"/"+name
+	return s
+}
+
 // byAddress returns a scope that counts the requests of an IP address, of all accounts.
 func byAddress(s Scope) Scope {
 	s.Per = PerAddress

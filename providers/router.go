@@ -65,7 +65,7 @@ func (p Provider) open(index int, store throttle.Store) (routedScope, error) {
 	switch {
 	case scope.Shared && len(outer) == 0:
 		return routedScope{}, errors.New("Shared is true, but no scope is around it: list it before those that it lies in")
-	case scope.Per < 0 || scope.Per >= pers:
+	case scope.Per < 0 || int(scope.Per) >= pers:
 		return routedScope{}, fmt.Errorf("Per is %d: use PerAccount, PerAddress or PerToken", scope.Per)
 	}
 	scope.Policy.Tiers = scope.tiers()
