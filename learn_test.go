@@ -16,6 +16,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/throttletest"
@@ -575,6 +576,7 @@ func TestRefusalsOfOneObject(t *testing.T) {
 			"known": {Rules: []answers.Rule{{Status: 429, Header: "X-Object", Kind: answers.Other}}}, "unknown": nil,
 		} {
 			t.Run(fmt.Sprintf("one of %d, %s", part, name), func(t *testing.T) {
+				soak.Sample(t, 3)
 				synctest.Test(t, func(t *testing.T) { refuseOneObject(t, part, profile) })
 			})
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -44,6 +45,7 @@ func TestEndpointWithALimitOfItsOwn(t *testing.T) {
 		{learned, throttle.PerSecond(5), 50, 10},
 	} {
 		t.Run(fmt.Sprint(c.account, " ", c.own), func(t *testing.T) {
+			soak.Sample(t, 3)
 			synctest.Test(t, func(t *testing.T) {
 				l := mustNew(t, exact(c.account), nil)
 				account, orders := throttletest.New(throttle.Tier{Limit: 50, Window: sec, Algorithm: throttle.GCRA, Burst: 50}), throttletest.New(c.own)

@@ -502,7 +502,7 @@ func TestStormKeepsTheLargerLimit(t *testing.T) {
 	for _, a := range []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow} {
 		l, account := mustNew(t, limit(40, a), nil), mustNew(t, limit(1000, a), nil)
 		nested := l.Within(account)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 500*ms)
 		defer cancel()
 		var mu sync.Mutex
 		var arrivals []time.Time

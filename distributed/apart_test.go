@@ -11,6 +11,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // TestHigherLimitsApplyAtOnce checks that a release with higher limits does not wait until a spent day
@@ -84,6 +85,7 @@ func TestHigherLimitsApplyAtOnce(t *testing.T) {
 // TestWaitsForAnotherDay checks that callers are told at once, and admitted in time, who wait for so
 // long that nothing is reserved for them.
 func TestWaitsForAnotherDay(t *testing.T) {
+	soak.Long(t, "a day of four processes")
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		began := time.Now()
 		var admitted [4]time.Duration

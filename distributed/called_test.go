@@ -19,6 +19,7 @@ import (
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/calls"
 	"github.com/apithrottle/throttle/internal/redistest"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // A callLog contains the calls that policies were told.
@@ -160,6 +161,7 @@ func scriptRuns(t *testing.T, rdb *redis.Client) (runs int) {
 
 // TestCalledOnceByServer is TestCalledOnce as a real server counts the runs, also if it forgets scripts.
 func TestCalledOnceByServer(t *testing.T) {
+	soak.Long(t, "TestCalledOnce plays it in memory")
 	t.Parallel()
 	var log callLog
 	rdb := redistest.Start(t).PatientClient()

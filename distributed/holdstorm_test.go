@@ -49,6 +49,7 @@ func TestHoldChangesSides(t *testing.T) {
 // TestHoldStorm checks that a crowd of callers changes over together, costs few calls of the
 // script, however late it answers, and that the quotas are as good as new when all of them were canceled.
 func TestHoldStorm(t *testing.T) {
+	soak.Long(t, "crowds of hundreds; TestQuietAfterCancel has smaller ones")
 	t.Parallel()
 	for _, trip := range []time.Duration{ms, 200 * ms} {
 		for _, inner := range []int64{50, 1000} {

@@ -168,6 +168,7 @@ func keptTiers(t *testing.T, s *subject) int64 {
 // The tiers of a release that no longer calls are kept for an hour at least, and for windows of up
 // to an hour for two hours at most. For longer windows they are kept for two days at most.
 func TestReleaseThatEnds(t *testing.T) {
+	soak.Long(t, "hours of a fleet, a minute a step")
 	soak.NoRace(t, "many fleets in virtual time, whose code other tests run")
 	t.Parallel()
 	for _, tc := range []struct {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // Processes that use one quota inside two others use all of it, and no more, while one of the outer
@@ -34,6 +35,7 @@ func TestSharedInAFleet(t *testing.T) {
 		{"fast", throttle.PerSecond(20), 20, false, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			soak.Sample(t, 3)
 			var arrived, slow arrivals
 			var mu sync.Mutex
 			var got [2]int

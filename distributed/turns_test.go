@@ -90,6 +90,7 @@ func TestTurnsAreEqualInTime(t *testing.T) {
 // TestTurnsEndWithPolicy checks that callers follow a faster policy at once, and wait for no turns that
 // were given under the one before.
 func TestTurnsEndWithPolicy(t *testing.T) {
+	soak.Long(t, "many fleets in virtual time, whose code other tests run")
 	soak.NoRace(t, "many fleets in virtual time, whose code other tests run")
 	t.Parallel()
 	policy := func(limit int64) throttle.Policy {

@@ -573,6 +573,7 @@ func TestOvertakenReportsOfUse(t *testing.T) {
 // The invalid requests of all bots at an address count together: after 10,000 none is sent, until ten
 // minutes have passed since the first ones.
 func TestInvalidRequestsOfAnAddress(t *testing.T) {
+	soak.Long(t, "10,000 requests; TestDiscordInvalidLimit has those of one bot")
 	synctest.Test(t, func(t *testing.T) {
 		const most = 10_000
 		api := newDiscord()

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -94,6 +95,7 @@ func conversed(t *testing.T, model string, most, output int) *http.Request {
 
 // Requests without a maximum reserve the default of the model, and its quota can be used.
 func TestBedrockDefaultMaxStandIn(t *testing.T) {
+	soak.Long(t, "minutes of five loads")
 	invoke := func(t *testing.T, w, n int) *http.Request { return invoked(t, bedrockLlama, drawn(w, n, 50, 450)) }
 	chat := func(t *testing.T, w, n int) *http.Request {
 		return conversed(t, bedrockLlama, 0, drawn(w, n, 50, 800))

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -270,6 +271,7 @@ func TestAnthropicWithOpenAISDKStandIn(t *testing.T) {
 // https://github.com/anthropics/claude-code/issues/42616 and
 // https://github.com/NousResearch/hermes-agent/issues/4747, read on 2026-11-28. It costs nothing.
 func TestAnthropicLongContextGateStandIn(t *testing.T) {
+	soak.Long(t, "minutes of five clients")
 	short := load{20, 2 * time.Minute, func(t *testing.T, w, n int) *http.Request {
 		return jsonRequest(t, anthropicURL+"messages", map[string]any{"model": "claude-sonnet-4-5", "messages": messagesOf(150), "max_tokens": 1024}, drawn(w, n, 60, 160))
 	}}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -349,9 +350,11 @@ func TestRefusalInStreamStandIn(t *testing.T) {
 			for _, leaves := range []bool{false, true} {
 				name := fmt.Sprintf("%s, %s, closed after it %v", test.name, refusal.name, leaves)
 				t.Run(name+", a client that knows the API", func(t *testing.T) {
+					soak.Sample(t, 4)
 					refuseInStream(t, test.dialect, refusal, leaves, func(_ *testing.T, api *streamAPI) http.RoundTripper { return &listening{api: api} })
 				})
 				t.Run(name+", the preset", func(t *testing.T) {
+					soak.Sample(t, 4)
 					refuseInStream(t, test.dialect, refusal, leaves, func(t *testing.T, api *streamAPI) http.RoundTripper { return over(t, test.dialect.preset(), api) })
 				})
 			}

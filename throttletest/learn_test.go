@@ -54,7 +54,7 @@ func sample(t *testing.T, c hidden.Cell) {
 	if c.Tier.Limit == 100 {
 		soak.Long(t, "120,000 requests a client")
 	}
-	soak.Sample(t, 6)
+	soak.Sample(t, 18)
 }
 
 // A law is the least share of the goodput of a cell and the largest part of refusals, as means of some seeds.

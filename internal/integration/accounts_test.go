@@ -16,6 +16,7 @@ import (
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/internal/redismem"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -82,6 +83,7 @@ var accountCases = []accountCase{
 func TestAccountsShareAnAddress(t *testing.T) {
 	for _, test := range accountCases {
 		t.Run(test.rules, func(t *testing.T) {
+			soak.Sample(t, 3)
 			synctest.Test(t, func(t *testing.T) {
 				api := fakeapi.New("../../providers/testdata", test.rules)
 				api.Hold = fakeapi.Between(0, 50*time.Millisecond)

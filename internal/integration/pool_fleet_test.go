@@ -23,6 +23,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/redismem"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // inProcess is the store of a member that each process has for itself.
@@ -359,6 +360,7 @@ func (f *poolFleet) String() string {
 // The members of a fleet's pools add up: its processes together get what they would get of one quota of the sum
 // of the limits, in equal shares, in their callers' order and without more calls.
 func TestPoolFleetSharesItsMembers(t *testing.T) {
+	soak.Long(t, "minutes of fleets")
 	const near, region = 500 * time.Microsecond, 20 * ms
 	cases := []struct {
 		processes, callers int
@@ -431,6 +433,7 @@ func TestPoolFleetUsesUnlikeStores(t *testing.T) {
 
 // Of two ranks, the first is used in full, and the second only if the first does not do.
 func TestPoolFleetSpills(t *testing.T) {
+	soak.Long(t, "minutes of fleets")
 	for _, rate := range []float64{8, 15} {
 		for _, processes := range []int{1, 4} {
 			f := &poolFleet{members: []fleetMember{{limit: 10}, {limit: 10, rank: 1}}, processes: processes, rate: rate, spill: sec, lasts: 2 * time.Minute}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -44,7 +45,7 @@ func TestRequestsLeaveNothing(t *testing.T) {
 		}
 		q := opened.(*reserving)
 		cost, actual := []int64{1, 1}, []int64{0, 1}
-		for i := range 20_000 {
+		for i := range soak.Times(20_000) {
 			d, err := q.TryAcquire(t.Context(), store.Request{Cost: cost, Held: true})
 			if err != nil || d.Verdict != store.Admitted {
 				t.Fatal(i, d, err)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/keptmem"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/store/kept"
 	"github.com/apithrottle/throttle/throttletest"
 )
@@ -269,6 +270,7 @@ func TestBoundsOfTwoReleases(t *testing.T) {
 
 // No forecast is later than what a rate that others have learned allows.
 func TestForecastKnowsNoHigherRate(t *testing.T) {
+	soak.Long(t, "minutes at the rate of a hidden limit")
 	for _, ahead := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			server := keptmem.New()
