@@ -139,6 +139,7 @@ func (r *request) cost(l *Limit) (cost, settled int64) {
 //	output        output tokens of the answer: see Server.Output
 //	age SELECTOR  milliseconds since a time in milliseconds, 0 if there is none
 //	count FIELD   elements of an array in the body
+//	items SELECTOR parts of a list with commas, such as query fields
 //	A or B        B if A is 0
 //	A max B       the greater one
 func (r *request) amount(expression string) (sum int64) {
@@ -183,6 +184,12 @@ func (r *request) factor(f string) int64 {
 	case "count":
 		list, _ := r.field(name).([]any)
 		return int64(len(list))
+	case "items":
+		list := r.value(name)
+		if list == "" {
+			return 0
+		}
+		return int64(strings.Count(list, ",") + 1)
 	default:
 		v, _ := strconv.ParseFloat(r.value(f), 64)
 		return int64(v)
@@ -338,7 +345,8 @@ func (a *answer) format(d time.Duration, as string) string {
 // sentence is 14 words and a period: 15 tokens in the vocabularies of today's models.
 const sentence = "The quick brown fox jumps over the lazy dog near the old river bank. "
 
-// Fill replaces ${worker}, ${n}, ${n%K} and ${words K}, a text of K words, in the text of Traffic.
+// Fill replaces ${worker}, ${n}, ${n%K}, ${words K}, a text of K words, and ${list K}, K empty objects
+// of a JSON array, in the text of Traffic.
 func Fill(text string, worker, n int) string {
 	return placeholder.ReplaceAllStringFunc(text, func(p string) string {
 		p = p[2 : len(p)-1]
@@ -348,6 +356,10 @@ func Fill(text string, worker, n int) string {
 		if count, ok := strings.CutPrefix(p, "words "); ok {
 			k, _ := strconv.Atoi(count)
 			return strings.Repeat(sentence, k/14+1)
+		}
+		if count, ok := strings.CutPrefix(p, "list "); ok {
+			k, _ := strconv.Atoi(count)
+			return strings.TrimSuffix(strings.Repeat("{},", k), ",")
 		}
 		number := n
 		if _, divisor, ok := strings.Cut(p, "%"); ok {
