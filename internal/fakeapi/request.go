@@ -30,9 +30,9 @@ var id = regexp.MustCompile(`[0-9A-Z]`)
 
 // value returns the part of a request that a selector names, or "":
 //
-//	header NAME, query NAME, path N, after SEGMENT, host, method, endpoint, or body FIELD.FIELD
+//	header NAME, query NAME, path N, base N, after SEGMENT, host, method, endpoint, or body FIELD.FIELD
 //
-// Path N ends at a colon. After names the segment of the path that follows a SEGMENT.
+// Path N ends at a colon. Base N is path N without a version, which an at sign begins. After names the segment of the path that follows a SEGMENT.
 // The endpoint is the method and the path without segments that have a digit or a capital letter.
 func (r *request) value(selector string) string {
 	kind, name, _ := strings.Cut(selector, " ")
@@ -52,6 +52,9 @@ func (r *request) value(selector string) string {
 			return segment
 		}
 		return ""
+	case "base":
+		base, _, _ := strings.Cut(r.value("path "+name), "@")
+		return base
 	case "after":
 		_, rest, _ := strings.Cut(r.URL.Path, "/"+name+"/")
 		segment, _, _ := strings.Cut(rest, "/")
