@@ -102,8 +102,8 @@ type Limit struct {
 	Block string `json:"block"`
 	// Ban is what a request gets that arrives during Block. If nil, Refusal, and Block begins anew.
 	Ban *Ban `json:"ban"`
-	// Example is a request that the limit counts, "METHOD URL". If empty, one of the traffic or of
-	// the fixture.
+	// Example is a request that the limit counts or, with Above, refuses: "METHOD URL", or "METHOD URL
+	// BODY". Its body may have placeholders. If empty, one of the traffic or of the fixture.
 	Example string `json:"example"`
 	// Refusal is the response to a refused request.
 	Refusal Response `json:"refusal"`

@@ -97,6 +97,9 @@ func TestLimits(t *testing.T) {
 		{"hubspot", []string{"day=7/day;zone=UTC"}, "GET https://api.hubapi.com/crm/a", "", 7, "day", 429, ""},
 		{"hubspot", nil, "POST https://api.hubapi.com/crm/a/search", "", 5, "search", 429, ""},
 		{"hubspot", nil, "GET https://api.hubapi.com/crm/a", "", 100, "burst", 429, ""},
+		{"vertexai", nil, "POST https://us-east5-aiplatform.googleapis.com/v1/projects/p/locations/us-east5/publishers/anthropic/models/claude-opus-4-1%40#:rawPredict", "", 25, "requests", 429, ""},
+		{"linkedin", []string{"data=10/5m"}, "GET https://api.linkedin.com/rest/adAnalytics?fields=a,b,c", "", 1, "data", 429, ""},
+		{"googleads", []string{"day=60/24h"}, "POST https://googleads.googleapis.com/v23/customers/1/campaigns:mutate", `{"operations":[` + fakeapi.Fill("${list 25}", 0, 0) + `]}`, 2, "day", 429, ""},
 	} {
 		t.Run(test.api+"/"+test.by, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -30,9 +30,9 @@ var id = regexp.MustCompile(`[0-9A-Z]`)
 
 // value returns the part of a request that a selector names, or "":
 //
-//	header NAME, query NAME, path N, after SEGMENT, host, method, endpoint, or body FIELD.FIELD
+//	header NAME, query NAME, path N, base N, after SEGMENT, host, method, endpoint, or body FIELD.FIELD
 //
-// Path N ends at a colon. After names the segment of the path that follows a SEGMENT.
+// Path N ends at a colon. Base N is path N without a version, which an at sign begins. After names the segment of the path that follows a SEGMENT.
 // The endpoint is the method and the path without segments that have a digit or a capital letter.
 func (r *request) value(selector string) string {
 	kind, name, _ := strings.Cut(selector, " ")
@@ -52,6 +52,9 @@ func (r *request) value(selector string) string {
 			return segment
 		}
 		return ""
+	case "base":
+		base, _, _ := strings.Cut(r.value("path "+name), "@")
+		return base
 	case "after":
 		_, rest, _ := strings.Cut(r.URL.Path, "/"+name+"/")
 		segment, _, _ := strings.Cut(rest, "/")
@@ -139,6 +142,7 @@ func (r *request) cost(l *Limit) (cost, settled int64) {
 //	output        output tokens of the answer: see Server.Output
 //	age SELECTOR  milliseconds since a time in milliseconds, 0 if there is none
 //	count FIELD   elements of an array in the body
+//	items SELECTOR parts of a list with commas, such as query fields
 //	A or B        B if A is 0
 //	A max B       the greater one
 func (r *request) amount(expression string) (sum int64) {
@@ -183,6 +187,12 @@ func (r *request) factor(f string) int64 {
 	case "count":
 		list, _ := r.field(name).([]any)
 		return int64(len(list))
+	case "items":
+		list := r.value(name)
+		if list == "" {
+			return 0
+		}
+		return int64(strings.Count(list, ",") + 1)
 	default:
 		v, _ := strconv.ParseFloat(r.value(f), 64)
 		return int64(v)
@@ -338,7 +348,8 @@ func (a *answer) format(d time.Duration, as string) string {
 // sentence is 14 words and a period: 15 tokens in the vocabularies of today's models.
 const sentence = "The quick brown fox jumps over the lazy dog near the old river bank. "
 
-// Fill replaces ${worker}, ${n}, ${n%K} and ${words K}, a text of K words, in the text of Traffic.
+// Fill replaces ${worker}, ${n}, ${n%K}, ${words K}, a text of K words, and ${list K}, K empty objects
+// of a JSON array, in the text of Traffic.
 func Fill(text string, worker, n int) string {
 	return placeholder.ReplaceAllStringFunc(text, func(p string) string {
 		p = p[2 : len(p)-1]
@@ -348,6 +359,10 @@ func Fill(text string, worker, n int) string {
 		if count, ok := strings.CutPrefix(p, "words "); ok {
 			k, _ := strconv.Atoi(count)
 			return strings.Repeat(sentence, k/14+1)
+		}
+		if count, ok := strings.CutPrefix(p, "list "); ok {
+			k, _ := strconv.Atoi(count)
+			return strings.TrimSuffix(strings.Repeat("{},", k), ",")
 		}
 		number := n
 		if _, divisor, ok := strings.Cut(p, "%"); ok {

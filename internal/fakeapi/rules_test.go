@@ -181,7 +181,11 @@ func TestStandInsRefuseAsFixtures(t *testing.T) {
 // traffic returns a maker of requests which a limit counts, or nil.
 func traffic(a *fakeapi.API, l *fakeapi.Limit) func() *http.Request {
 	if l.Example != "" {
-		kind := fakeapi.Traffic{Request: l.Example}
+		parts := strings.SplitN(l.Example, " ", 3)
+		kind := fakeapi.Traffic{Request: strings.Join(parts[:2], " ")}
+		if len(parts) > 2 {
+			kind.Body = json.RawMessage(parts[2])
+		}
 		return func() *http.Request { return kind.Build(a, 0, 0) }
 	}
 	for i := range a.Traffic {
