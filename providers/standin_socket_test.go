@@ -59,8 +59,8 @@ func (a socketCounts) clock(of string, at time.Time, window time.Duration) (sum 
 	return sum
 }
 
-// counter returns the level of a counter that rises by what arrives, and falls at each second of the
-// clock, to 0 at the least.
+// counter returns the level of a counter that rises by what arrives, and falls at each second of
+// the clock, to 0 at the least.
 func (a socketCounts) counter(of string, at time.Time, fall float64) (level float64) {
 	var last time.Time
 	for _, x := range append(slices.Clip(a[of]), socketCount{at: at}) {
@@ -98,15 +98,16 @@ func socketNumber(text string) float64 {
 // Spot: github.com/binance/binance-spot-api-docs@a5e0bc3:web-socket-streams.md, "WebSocket Limits",
 // read 2026-11-29: 5 incoming messages a second, of which a PING frame, a PONG frame and a control
 // message each are one; 1,024 streams a connection; 300 connections per attempt in 5 minutes and
-// address. What goes beyond is disconnected. USD-M futures: developers.binance.com/docs/derivatives/
-// usds-margined-futures/websocket-market-streams, read 2026-11-29: 10 messages a second, and 1,024
-// streams in one copy, 200 in another, of which the stricter counts; no limit of connections is told.
+// address. What goes beyond is disconnected. USD-M futures:
+// developers.binance.com/docs/derivatives/usds-margined-futures/websocket-market-streams, read
+// 2026-11-29: 10 messages a second, and 1,024 streams in one copy, 200 in another, of which the
+// stricter counts; no limit of connections is told.
 //
-// The close code and its text are captures of github.com/binance/binance-connector-js/issues/530 and
-// binance-connector-go/issues/90. That the second rolls is told by github.com/nautechsystems/
-// nautilus_trader/issues/5012. Neither the answer to a connection too many nor that to a stream too
-// many is documented: the former is errors.md's -1034, the latter is in words of this test. How many
-// disconnections ban an address is not told.
+// The close code and its text are captures of github.com/binance/binance-connector-js/issues/530
+// and binance-connector-go/issues/90. That the second rolls is told by
+// github.com/nautechsystems/nautilus_trader/issues/5012. Neither the answer to a connection too
+// many nor that to a stream too many is documented: the former is errors.md's -1034, the latter is
+// in words of this test. How many disconnections ban an address is not told.
 //
 // Kinds: "ping", "pong", "list" and the like, and "subscribe N" or "unsubscribe N" for N streams.
 type binanceSocket struct {
@@ -166,11 +167,12 @@ func (b *binanceSocket) send(at time.Time, connection, kind string) string {
 // read 2026-11-29: 300 connections per attempt in 5 minutes and address; connecting costs 2 of the
 // weight; 6,000 of weight in each minute of the clock and address, over all connections; orders by
 // account, 50 in each 10 seconds of the clock and 160,000 in each day of UTC; 429 beyond, with a
-// retryAfter, and 418 from 2 minutes to 3 days for an address that goes on. How often it must do so is
-// not told: here the next request before retryAfter bans. PING and PONG frames have no limit in it; a request
-// "ping" weighs 1.
+// retryAfter, and 418 from 2 minutes to 3 days for an address that goes on. How often it must do so
+// is not told: here the next request before retryAfter bans. PING and PONG frames have no limit in
+// it; a request "ping" weighs 1.
 //
-// Kinds: "NAME WEIGHT" for a request, such as "depth 50", of which "order.place 1" is an order, too.
+// Kinds: "NAME WEIGHT" for a request, such as "depth 50", of which "order.place 1" is an order,
+// too.
 type binanceSocketAPI struct {
 	attempts, weight socketCounts // by address
 	orders           socketCounts // of the account, whose key is ""
@@ -232,24 +234,24 @@ func (b *binanceSocketAPI) send(at time.Time, connection, kind string) string {
 // krakenSocket stands in for the WebSockets of Kraken Spot, v1 and v2.
 //
 // Connections: docs.kraken.com/exchange/guides/websockets/introduction and its older copies, read
-// 2026-11-29: Cloudflare allows about 150 attempts of an address in rolling 10 minutes, and bans the
-// address for 10 minutes beyond. 429 is the answer in github.com/knowm/XChange/issues/3733. An
+// 2026-11-29: Cloudflare allows about 150 attempts of an address in rolling 10 minutes, and bans
+// the address for 10 minutes beyond. 429 is the answer in github.com/knowm/XChange/issues/3733. An
 // attempt counts while the ban lasts, too.
 //
 // Messages: the same page names no number, for it varies with the load: a test sets one. The answer
 // is documented.
 //
-// Level 3: docs.kraken.com/api/docs/websocket-v2/level3, read 2026-11-29: 200 symbols a connection; a
-// counter of 200 in a second (500 for Pro) that rises by 5, 25 or 100 for each symbol at depth 10,
-// 100 or 1,000. The answers are not told.
+// Level 3: docs.kraken.com/api/docs/websocket-v2/level3, read 2026-11-29: 200 symbols a connection;
+// a counter of 200 in a second (500 for Pro) that rises by 5, 25 or 100 for each symbol at depth
+// 10, 100 or 1,000. The answers are not told.
 //
 // Trading: docs.kraken.com/exchange/guides/general/ratelimits, read 2026-11-29: a counter for each
 // pair over all protocols, of 60, 125 or 180 by tier, which falls by 1, 2.34 or 3.75 a second, and
-// rises by 1 for an order, by 1 and more for an amended or edited one, and for a canceled one, by its
-// age. The fixed part counts for refused orders, too.
+// rises by 1 for an order, by 1 and more for an amended or edited one, and for a canceled one, by
+// its age. The fixed part counts for refused orders, too.
 //
-// Kinds: "level3 DEPTH SYMBOLS", "add_order PAIR", "amend_order PAIR AGE", "edit_order PAIR AGE" and
-// "cancel_order PAIR AGE", with the age in seconds; others, such as "subscribe" and "ping", are
+// Kinds: "level3 DEPTH SYMBOLS", "add_order PAIR", "amend_order PAIR AGE", "edit_order PAIR AGE"
+// and "cancel_order PAIR AGE", with the age in seconds; others, such as "subscribe" and "ping", are
 // messages only.
 type krakenSocket struct {
 	// rate is the number of messages a second and connection. If zero, they have no limit.
@@ -370,17 +372,18 @@ func (k *krakenFuturesSocket) send(at time.Time, connection, _ string) string {
 
 // discordGateway stands in for the gateway of Discord and one bot.
 //
-// github.com/discord/discord-api-docs@c98d64b:developers/events/gateway.mdx, topics/opcodes-and-
-// status-codes.mdx and change-log.mdx, read 2026-11-29: 120 events in 60 seconds and connection, of
-// which heartbeats are no exception (discord-api-docs/issues/315), and 4008 beyond; max_concurrency
-// identifies in 5 seconds, one for each shard_id % max_concurrency, and an Invalid Session (opcode 9)
-// beyond; 1,000 identifies in 24 hours over all shards, without resumes, beyond which all sessions
-// end and the token is reset; all members of a guild once in 30 seconds, and RATE_LIMITED beyond.
-// Connections have no limit of their own (discord-api-docs/issues/1369). Presences are no longer
-// named: 5 in a minute was the rule of 2017. A refused identify counts as one of the day.
+// github.com/discord/discord-api-docs@c98d64b:developers/events/gateway.mdx,
+// topics/opcodes-and-status-codes.mdx and change-log.mdx, read 2026-11-29: 120 events in 60 seconds
+// and connection, of which heartbeats are no exception (discord-api-docs/issues/315), and 4008
+// beyond; max_concurrency identifies in 5 seconds, one for each shard_id % max_concurrency, and an
+// Invalid Session (opcode 9) beyond; 1,000 identifies in 24 hours over all shards, without resumes,
+// beyond which all sessions end and the token is reset; all members of a guild once in 30 seconds,
+// and RATE_LIMITED beyond. Connections have no limit of their own (discord-api-docs/issues/1369).
+// Presences are no longer named: 5 in a minute was the rule of 2017. A refused identify counts as
+// one of the day.
 //
-// Kinds: "identify SHARD", "resume", "heartbeat", "presence", "members GUILD" for all of a guild, and
-// others.
+// Kinds: "identify SHARD", "resume", "heartbeat", "presence", "members GUILD" for all of a guild,
+// and others.
 type discordGateway struct {
 	concurrency int     // max_concurrency of the session start limit
 	total       float64 // of the session start limit
