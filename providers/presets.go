@@ -55,6 +55,7 @@ var presets = []*Preset{
 	&binancePreset,
 	&binanceFuturesPreset,
 	&binanceUSPreset,
+	&bitbucketPreset,
 	&bybitPreset,
 	&cloudflarePreset,
 	&coinbaseAppPreset,
