@@ -61,6 +61,7 @@ var presets = []*Preset{
 	&coinbaseAppPreset,
 	&coinbaseExchangePreset,
 	&discordPreset,
+	&elevenLabsPreset,
 	&etherscanPreset,
 	&geminiPreset,
 	&githubPreset,
