@@ -104,6 +104,7 @@ func TestBitbucketRefusals(t *testing.T) {
 		{name: "another user goes on", next: basic(to(t, "GET", repo), "bob", "secret"), reply: fakeapi.Reply{Status: 429, Body: refused}},
 		{name: "a user's reset", next: commits, reply: fakeapi.Reply{Status: 429, Header: state("0")}, want: 745 * time.Second},
 		{name: "no credentials", first: unknown, next: to(t, "GET", bitbucket+"users/bob"), reply: fakeapi.Reply{Status: 429, Header: state("0")}, want: 745 * time.Second},
+		{name: "most of an hour", reply: fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "3500"}}, want: 3500 * time.Second},
 		{name: "none left", reply: fakeapi.Reply{Header: state("0")}, want: 745 * time.Second},
 		{name: "no permission", first: user, reply: fakeapi.Reply{Status: 403, Body: `{"type":"error","error":{"message":"Forbidden"}}`}},
 	})

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -132,6 +133,34 @@ func TestPipedriveRefusals(t *testing.T) {
 		{name: "no writes left, but reads", next: list, reply: fakeapi.Reply{Header: state("X-Daily-Requests-Left", "0")}},
 		{name: "an app's writes", first: withHeader(add, "Authorization", "Bearer a"), reply: fakeapi.Reply{Header: state("X-Daily-Requests-Left", "0")}},
 	})
+}
+
+// A refusal says which limit it is about, and who waits for how long.
+func TestPipedriveReads(t *testing.T) {
+	for _, test := range []struct {
+		status int
+		header []string // names and values
+		want   answers.Refusal
+	}{
+		{429, []string{"X-Daily-Ratelimit-Token-Remaining", "0", "X-Ratelimit-Limit", "10", "X-Ratelimit-Remaining", "9", "X-Ratelimit-Reset", "2"},
+			answers.Refusal{Kind: answers.Limited, Delay: time.Hour, Known: true, Wide: true, Reason: "daily"}},
+		{429, []string{"X-Ratelimit-Limit", "10", "X-Ratelimit-Remaining", "0"},
+			answers.Refusal{Kind: answers.Limited, Delay: 10 * time.Second, Known: true, Unit: "search", Reason: "search"}},
+		{429, []string{"X-Ratelimit-Limit", "20", "X-Ratelimit-Remaining", "0"},
+			answers.Refusal{Kind: answers.Limited, Delay: 10 * time.Second, Known: true, Unit: "burst", Reason: "burst"}},
+		{429, []string{"X-Ratelimit-Limit", "20", "X-Ratelimit-Remaining", "3"},
+			answers.Refusal{Kind: answers.Limited, Delay: time.Minute, Known: true, Wide: true, Reason: "daily"}},
+		{403, []string{"Content-Type", "text/html"}, answers.Refusal{Kind: answers.Banned, Wide: true, Reason: "Cloudflare"}},
+		{403, []string{"Content-Type", "application/json"}, answers.Refusal{}},
+	} {
+		h := http.Header{}
+		for i := 0; i < len(test.header); i += 2 {
+			h.Set(test.header[i], test.header[i+1])
+		}
+		if got := providers.Pipedrive(1).Profile.Read(answers.Response{Status: test.status, Header: h}).Refusal; got != test.want {
+			t.Errorf("%d with %q is %+v, want %+v", test.status, test.header, got, test.want)
+		}
+	}
 }
 
 // Responses name the limits of the plan.
