@@ -47,6 +47,17 @@ var binancePreset = Preset{Name: "binance", Constructor: "Binance()", kind: "Exc
 //
 // The test networks and api.binance.us have quotas of their own. For testnet.binance.vision, set
 // Name and Hosts. For api.binance.us there is BinanceUS, and for futures BinanceFutures.
+//
+// Over WebSocket, a connection to the streams has 5 messages a second, in which pings and pongs count, and
+// an address has 300 attempts to connect in 5 minutes, to the streams and to the WebSocket API together.
+// Requests to the WebSocket API share the weight of the address and the orders of the account with REST.
+// Charge each of them as the request of REST that does the same:
+//
+//	twin, err := http.NewRequest("GET", "https://api.binance.com/api/v3/depth?symbol=BTCUSDT&limit=5000", nil)
+//	permit, err := rest.Route(twin).Acquire(ctx, rest.Cost(twin)) // rest is the Transport of the provider
+//
+// Then send the message, and call the permit's Passed or Refused when its response is in, and Release.
+// To connect to the WebSocket API weighs 2, as GET /api/v3/avgPrice does.
 func Binance() Provider {
 	cost := binanceCost(binanceWeights)
 	return Provider{
@@ -73,8 +84,21 @@ func Binance() Provider {
 			answers.Quota{Unit: "sapi-ip", Authoritative: true, Combined: answers.Field{Header: "X-Sapi-Used-Ip-Weight-*", Format: answers.UsedPerWindow}},
 			answers.Quota{Unit: "sapi-uid", Authoritative: true, Combined: answers.Field{Header: "X-Sapi-Used-Uid-Weight-*", Format: answers.UsedPerWindow}}),
 		Hosts: []string{"api.binance.com", "api1.binance.com", "api2.binance.com", "api3.binance.com", "api4.binance.com", "api-gcp.binance.com", "data-api.binance.vision"},
+		Sockets: []Scope{
+			binanceMessages("binance", "https://github.com/binance/binance-spot-api-docs/blob/a5e0bc3/web-socket-streams.md", 5),
+			socket("binance", "connections", "https://github.com/binance/binance-spot-api-docs/blob/a5e0bc3/web-socket-api.md", PerAddress,
+				throttle.Tier{Limit: 300, Window: 5 * time.Minute}).readOn(socketsRead),
+		},
 	}
 }
+
+// binanceMessages returns the limit of the messages of a connection to the streams.
+func binanceMessages(provider, page string, n int64) Scope {
+	return socket(provider, "messages", page, PerConnection, throttle.PerSecond(n)).readOn(socketsRead)
+}
+
+// socketsRead is the day when the pages of limits over WebSocket were read.
+const socketsRead = "2026-11-29"
 
 var binanceUSPreset = Preset{Name: "binance-us", Constructor: "BinanceUS()", kind: "Exchanges and blockchains", New: BinanceUS}
 
@@ -82,7 +106,8 @@ var binanceUSPreset = Preset{Name: "binance-us", Constructor: "BinanceUS()", kin
 // an exchange of its own. An IP address has a weight of 1,200 a minute and 6,100 requests in 5
 // minutes; an account has 100 orders in 10 seconds and 200,000 a day. These are the limits that its
 // GET /api/v3/exchangeInfo has reported. Most queries weigh half or less of what they weigh at
-// Binance; placing or canceling an order weighs 1. For everything else, see Binance.
+// Binance; placing or canceling an order weighs 1. A connection to the streams over WebSocket has 5
+// messages a second; for attempts to connect, no limit is documented. For everything else, see Binance.
 func BinanceUS() Provider {
 	const page = "https://github.com/binance-us/binance-us-api-docs/blob/6b62304/rest-api.md"
 	p := Binance()
@@ -93,6 +118,7 @@ func BinanceUS() Provider {
 	for i := range p.Scopes {
 		p.Scopes[i].Page = page
 	}
+	p.Sockets = []Scope{binanceMessages(p.Name, "https://github.com/binance-us/binance-us-api-docs/blob/6b62304/web-socket-streams.md", 5)}
 	return p
 }
 

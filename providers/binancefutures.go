@@ -26,6 +26,8 @@ var binanceFuturesPreset = Preset{Name: "binance-futures", Constructor: "Binance
 // refusals and bans work as for [Binance]. A refusal for weight names no wait; it pauses the host
 // for a minute.
 //
+// Over WebSocket, a connection to the streams has 10 messages a second.
+//
 // The portfolio margin API, options and the test networks have other hosts and are not limited
 // here.
 func BinanceFutures() Provider {
@@ -54,6 +56,8 @@ func BinanceFutures() Provider {
 			used("orders-10s", "X-Mbx-Order-Count-10s", 10*time.Second),
 			used("orders-1m", "X-Mbx-Order-Count-1m", time.Minute)),
 		Hosts: []string{"fapi.binance.com", "dapi.binance.com"},
+		Sockets: []Scope{binanceMessages("binance-futures",
+			"https://developers.binance.com/docs/derivatives/usds-margined-futures/websocket-market-streams", 10)},
 	}
 }
 

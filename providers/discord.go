@@ -37,6 +37,18 @@ var discordPreset = Preset{Name: "discord", Constructor: "Discord()", kind: "Mes
 // route for as long as the response asks or for an hour, because users report that other paths go on:
 // see https://github.com/discord/discord-api-docs/issues/5385. A webhook that is unknown closes its route, because
 // Discord restricts those who use it again.
+//
+// Over WebSocket, the Gateway closes a connection that sends more than 120 events in 60 seconds.
+// Heartbeats are assumed to count, because Discord lists them among the events: let them wait with the
+// class throttle.Interactive, so that they overtake others. A bot has one Identify in 5 seconds for each rate
+// limit key, which is the shard's id modulo max_concurrency of GET /gateway/bot, and 1,000 in 24 hours for
+// all of its shards. Beyond them Discord resets the bot's token, so keep "sessions" on a store that outlives
+// the process. GET /gateway/bot names the number of larger bots, and what is left of it. A bot also has one request of all members of a guild in 30 seconds. Updates of the presence
+// have no other documented limit. For "identify" and "members", open a throttle.Group, with a Limiter for
+// each rate limit key or guild:
+//
+//	identify, err := throttle.NewGroup(providers.Discord().Socket("identify").Policy, store, throttle.GroupOptions{})
+//	err = identify.Within(strconv.Itoa(shard%maxConcurrency), sessions).Wait(ctx)
 func Discord() Provider {
 	buckets := &discordBuckets{}
 	const page = "https://github.com/discord/discord-api-docs/blob/c98d64b/developers/topics/rate-limits.mdx"
@@ -76,8 +88,17 @@ func Discord() Provider {
 			},
 		},
 		Hosts: []string{"discord.com", "discordapp.com", "canary.discord.com", "ptb.discord.com"},
+		Sockets: []Scope{
+			socket("discord", "events", discordGateway, PerConnection, throttle.PerMinute(120)).readOn(socketsRead),
+			socket("discord", "identify", discordGateway, PerToken, throttle.Tier{Limit: 1, Window: 5 * time.Second}).readOn(socketsRead),
+			socket("discord", "members", "https://github.com/discord/discord-api-docs/blob/c98d64b/developers/change-log.mdx", PerToken,
+				throttle.Tier{Limit: 1, Window: 30 * time.Second}).readOn(socketsRead),
+			socket("discord", "sessions", discordGateway, PerToken, throttle.PerDay(1_000)).readOn(socketsRead),
+		},
 	}
 }
+
+const discordGateway = "https://github.com/discord/discord-api-docs/blob/c98d64b/developers/events/gateway.mdx"
 
 // discordBan is how long a block of the IP address is taken to last. Users report an hour and more.
 const discordBan = time.Hour

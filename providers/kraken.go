@@ -30,6 +30,16 @@ var krakenPreset = Preset{Name: "kraken", Constructor: "Kraken()", kind: "Exchan
 // Refusals have status 200. "EService: Throttled" names the time until which to wait. After failed
 // keys Kraken locks the private calls of an account for about 15 minutes: callers get
 // throttle.ErrBanned.
+//
+// Over WebSocket, an address has about 150 attempts to connect in any 10 minutes, and is banned for 10
+// minutes after more. How many messages a connection may send isn't published. Orders over WebSocket
+// share the counters of the matching engine with REST. Charge each of them as the request of REST that does
+// the same, with the pair in one spelling for both:
+//
+//	twin, err := http.NewRequest("POST", "https://api.kraken.com/0/private/AddOrder", strings.NewReader("pair=XBTUSD"))
+//	permit, err := rest.Route(twin).Acquire(ctx, rest.Cost(twin)) // rest is the Transport of the provider
+//
+// Then send the message, and call the permit's Passed or Refused when its response is in, and Release.
 func Kraken() Provider {
 	const page = "https://docs.kraken.com/exchange/guides/rest/ratelimits.md"
 	const engine = "https://docs.kraken.com/exchange/guides/general/ratelimits.md"
@@ -63,6 +73,8 @@ func Kraken() Provider {
 			{Path: "error.*", Text: "EAPI:Rate limit exceeded", Kind: answers.Limited, Wide: true},
 		}},
 		Hosts: []string{"api.kraken.com"},
+		Sockets: []Scope{socket("kraken", "connections", "https://docs.kraken.com/api/docs/guides/spot-ws-intro", PerAddress,
+			throttle.Tier{Limit: 150, Window: 10 * time.Minute}).readOn(socketsRead)},
 	}
 	p.Scope("pair").Shared = true // by orders that the key's counter counts and orders that it doesn't
 	return p

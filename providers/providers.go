@@ -88,7 +88,9 @@ type Provider struct {
 	Hosts []string
 
 	// Sockets are limits of WebSocket connections and of the messages that a client sends over them,
-	// which no Transport sees. Open a Limiter with the Policy of each, and wait before each message.
+	// which no Transport sees. Open a Limiter with the Policy of each, and wait before each message. A
+	// Limiter of PerConnection is that of one connection. Nothing reports when a message arrives, so the
+	// Guard of a Policy is a quarter of its window, and at most a second.
 	Sockets []Scope
 
 	// Account returns a name for the account whose quotas count a request, such as the id of a

@@ -50,9 +50,21 @@ func (p Provider) readOn(day string) Provider {
 }
 
 // socket returns a limit of WebSocket connections or messages, as one of the Sockets of the provider.
+// Nothing reports when a message arrives, so that AutoGuard can't measure it. TCP keeps messages in order,
+// but one that is lost is sent again after 200 ms or more, and those behind it arrive with it. The guard is
+// therefore a quarter of the window, 250 ms for a limit of a second, and at most a second.
 func socket(provider, name, page string, per Per, tiers ...throttle.Tier) Scope {
 	s := every(name, page, tiers...)
-	s.Per, s.Policy.Name = per, provider+"/"+name
+	s.Per, s.Policy.Name, s.Policy.Guard = per, provider+"/"+name, time.Second
+	for _, t := range tiers {
+		s.Policy.Guard = min(s.Policy.Guard, t.Window/4)
+	}
+	return s
+}
+
+// readOn returns the scope with the day when its page was read.
+func (s Scope) readOn(day string) Scope {
+	s.Read = day
 	return s
 }
 
