@@ -87,6 +87,7 @@ var presets = []*Preset{
 	&twilioPreset,
 	&unknownPreset,
 	&xPreset,
+	&xeroPreset,
 	&zendeskPreset,
 }
 
