@@ -49,6 +49,7 @@ var presets = []*Preset{
 	&alchemyPreset,
 	&amazonSPAPIPreset,
 	&anthropicPreset,
+	&asanaPreset,
 	&atlassianPreset,
 	&azureOpenAIPreset,
 	&bedrockPreset,
