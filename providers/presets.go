@@ -68,6 +68,7 @@ var presets = []*Preset{
 	&googleWorkspacePreset,
 	&hubSpotPreset,
 	&infuraPreset,
+	&intercomPreset,
 	&krakenPreset,
 	&krakenFuturesPreset,
 	&metaPreset,
