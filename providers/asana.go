@@ -32,6 +32,10 @@ func Asana(requests int64) Provider {
 	counts := func(unit string) func(*http.Request) (string, bool) {
 		return when(func(req *http.Request) bool { return asanaCost(req)[unit] > 0 })
 	}
+	shared := func(s Scope) Scope { // a batch may count in both
+		s.Shared = true
+		return s
+	}
 	atOnce := func(limit int64, unit string) throttle.Tier {
 		return throttle.Tier{Limit: limit, Algorithm: throttle.Concurrency, Unit: unit}
 	}
@@ -40,7 +44,9 @@ func Asana(requests int64) Provider {
 		Scopes: []Scope{
 			some("search", page, counts("searches"), minute(60, "searches")),
 			some("jobs", page, counts("jobs"), atOnce(asanaJobsAtOnce, "jobs")),
-			some("token", page, when(asanaAPI), throttle.PerMinute(requests), atOnce(50, "reads"), atOnce(15, "writes")),
+			shared(some("reads", page, counts("reads"), atOnce(50, "reads"))),
+			shared(some("writes", page, counts("writes"), atOnce(15, "writes"))),
+			some("token", page, counts("requests"), throttle.PerMinute(requests)),
 		},
 		Cost:  asanaCost,
 		Hosts: []string{"app.asana.com"},
@@ -52,8 +58,6 @@ func Asana(requests int64) Provider {
 }
 
 const asanaBase = "/api/1.0/"
-
-func asanaAPI(req *http.Request) bool { return strings.HasPrefix(req.URL.Path, asanaBase) }
 
 // asanaJobs are the paths of POSTs that start a job.
 var asanaJobs = []string{"*/*/duplicate", "*/*/instantiateProject", "*/*/instantiateTask", "organization_exports", "exports/*"}
