@@ -73,6 +73,7 @@ var presets = []*Preset{
 	&krakenFuturesPreset,
 	&metaPreset,
 	&microsoftGraphPreset,
+	&mondayPreset,
 	&notionPreset,
 	&oktaPreset,
 	&okxPreset,
