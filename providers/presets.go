@@ -49,6 +49,7 @@ var presets = []*Preset{
 	&alchemyPreset,
 	&amazonSPAPIPreset,
 	&anthropicPreset,
+	&asanaPreset,
 	&atlassianPreset,
 	&azureOpenAIPreset,
 	&bedrockPreset,
@@ -69,10 +70,12 @@ var presets = []*Preset{
 	&googleWorkspacePreset,
 	&hubSpotPreset,
 	&infuraPreset,
+	&intercomPreset,
 	&krakenPreset,
 	&krakenFuturesPreset,
 	&metaPreset,
 	&microsoftGraphPreset,
+	&mondayPreset,
 	&notionPreset,
 	&oktaPreset,
 	&okxPreset,
@@ -90,6 +93,7 @@ var presets = []*Preset{
 	&twilioPreset,
 	&unknownPreset,
 	&xPreset,
+	&xeroPreset,
 	&zendeskPreset,
 }
 

@@ -1,0 +1,114 @@
+package providers
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
+)
+
+var xeroPreset = Preset{
+	Name: "xero", Constructor: "Xero(perDay int64)", kind: "Payments and shops",
+	Parameters: []Parameter{{Name: "per_day", About: "calls a day to an organization", Min: 1, Default: "1000", Example: "5000"}},
+	call:       func(a arguments) Provider { return Xero(a.number("per_day")) },
+}
+
+// Xero is the API of Xero (accounting, assets, files, finance, payroll and projects), with the limits
+// of one app and of each organization. An app has 60 calls a minute and perDay calls a day to each
+// organization, and 5 at once: 5,000 a day, or 1,000 on the Starter plan of developers. To all
+// organizations it has 10,000 calls a minute together. The header Xero-Tenant-Id names the
+// organization. Calls without it are those of a custom connection, to its one organization. Calls to
+// /connections count for the app alone. Every call costs one, whatever it returns.
+//
+// Responses report how many calls are left of the minute and of the day, also those that other
+// processes have used. One that reports more than 1,000 left of the day shows that the day has 5,000,
+// and the preset takes that over. Sources disagree whether the windows roll or are fixed: they roll
+// here, which is safe for both.
+//
+// A refusal pauses the organization, or the app if X-Rate-Limit-Problem names the app's minute. It
+// names the wait, but not if there are too many calls at once. If a day is used up, the wait is up to
+// a day, which closes the organization's quota with throttle.ErrBanned, unless Policy.MaxPause is as
+// long.
+func Xero(perDay int64) Provider {
+	const page = "https://developer.xero.com/faq/limits"
+	day := follows(0, max(xeroDay, perDay), throttle.PerDay(perDay))
+	p := Provider{
+		Name: "xero",
+		Scopes: []Scope{
+			some("organization", page, xeroOrganization,
+				throttle.Tier{Limit: 5, Algorithm: throttle.Concurrency}, throttle.PerMinute(60), day),
+			every("app", page, minute(10_000, "app")),
+		},
+		Cost: func(req *http.Request) throttle.Cost {
+			if _, counts := xeroOrganization(req); !counts {
+				return throttle.Cost{"app": 1}
+			}
+			return throttle.Cost{"requests": 1, "app": 1}
+		},
+		Profile: answers.Profile{
+			Quotas:  []answers.Quota{{Read: xeroLeft}},
+			Reasons: []answers.Field{{Header: xeroProblem}},
+		},
+		Hosts: []string{"api.xero.com"},
+	}
+	// The values are those that users report: "minute", "day", "Daily", "appminute".
+	for _, status := range []int{http.StatusTooManyRequests, http.StatusServiceUnavailable} {
+		for _, limit := range []string{"app*", "App*"} {
+			p.Profile.Rules = append(p.Profile.Rules, answers.Rule{Status: status, Header: xeroProblem, Value: limit, Kind: answers.Limited, Wide: true, Wait: time.Minute})
+		}
+		for _, limit := range []string{"minute*", "Minute*"} {
+			p.Profile.Rules = append(p.Profile.Rules, answers.Rule{Status: status, Header: xeroProblem, Value: limit, Kind: answers.Limited, Wait: time.Minute})
+		}
+		p.Profile.Rules = append(p.Profile.Rules, answers.Rule{Status: status, Header: xeroProblem, Kind: answers.Limited})
+	}
+	return p.readOn("2026-11-29")
+}
+
+const xeroProblem = "X-Rate-Limit-Problem" // names the limit that refuses a call
+
+const (
+	xeroDay     = 5_000 // calls a day
+	xeroStarter = 1_000 // on the Starter plan
+)
+
+// xeroLeft reads what is left of the minute, the day and the app's minute, and when the one ends that refuses
+// a call. More than the Starter plan has left of a day shows the other limit.
+func xeroLeft(r answers.Response) (readings []answers.Reading) {
+	refuses := strings.ToLower(r.Header.Get(xeroProblem))
+	for _, q := range []struct {
+		header, problem, unit string
+		window                time.Duration
+	}{
+		{"X-Minlimit-Remaining", "minute", "", time.Minute},
+		{"X-Daylimit-Remaining", "da", "", 24 * time.Hour}, // day and daily
+		{"X-Appminlimit-Remaining", "app", "app", time.Minute},
+	} {
+		left, err := strconv.ParseInt(r.Header.Get(q.header), 10, 64)
+		if err != nil {
+			continue
+		}
+		reading := answers.Reading{Name: q.problem, Unit: q.unit, Window: q.window, Has: answers.HasRemaining, Remaining: left}
+		if q.window > time.Minute {
+			reading.Name, reading.Authoritative = "day", true
+			if left > xeroStarter {
+				reading.Limit = xeroDay
+			}
+		}
+		if wait, err := strconv.ParseUint(r.Header.Get("Retry-After"), 10, 31); err == nil && strings.HasPrefix(refuses, q.problem) {
+			reading.Has |= answers.HasReset
+			reading.Reset = time.Duration(wait) * time.Second
+		}
+		readings = append(readings, reading)
+	}
+	return readings
+}
+
+// xeroOrganization returns the organization of a call.
+func xeroOrganization(req *http.Request) (organization string, counts bool) {
+	path := strings.TrimPrefix(strings.ToLower(req.URL.Path), "/")
+	first, _, _ := strings.Cut(path, "/")
+	return strings.ToLower(req.Header.Get("Xero-Tenant-Id")), first != "connections"
+}
