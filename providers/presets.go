@@ -86,6 +86,7 @@ var presets = []*Preset{
 	&telegramPreset,
 	&twilioPreset,
 	&unknownPreset,
+	&vertexAIPreset,
 	&xPreset,
 	&zendeskPreset,
 }
