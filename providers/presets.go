@@ -76,6 +76,7 @@ var presets = []*Preset{
 	&okxPreset,
 	&openAIPreset,
 	&openAICompatiblePreset,
+	&quickBooksPreset,
 	&redditPreset,
 	&salesforcePreset,
 	&shopifyGraphQLPreset,
