@@ -64,6 +64,7 @@ var presets = []*Preset{
 	&geminiPreset,
 	&githubPreset,
 	&gitlabPreset,
+	&googleAdsPreset,
 	&googleWorkspacePreset,
 	&hubSpotPreset,
 	&infuraPreset,
