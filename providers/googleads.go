@@ -50,6 +50,9 @@ func GoogleAds(perDay int64) Provider {
 	plans := of("generateKeywordIdeas", "generateKeywordHistoricalMetrics", "generateKeywordForecastMetrics", "generateReachForecast", "generateConversionRates")
 	themes, insights := of("generateAdGroupThemes"), of("generateAudienceCompositionInsights", "generateSuggestedTargetingInsights")
 	targeting := of("generateTargetingSuggestionMetrics")
+	aSecond := func(n int64) throttle.Tier { // n a second, which Google calls 60 in 60 seconds, too
+		return throttle.Tier{Limit: 60 * n, Window: time.Minute, PaceBurst: 1}
+	}
 	operations := throttle.PerDay(perDay)
 	if perDay == 0 {
 		operations = bucket(algorithms.MaxLimit, 24*time.Hour, algorithms.MaxLimit)
@@ -58,13 +61,13 @@ func GoogleAds(perDay int64) Provider {
 	p := Provider{
 		Name: "google-ads",
 		Scopes: []Scope{
-			some("plans", page, plans, throttle.PerSecond(1)),
-			some("themes", page, themes, throttle.PerSecond(2)),
+			some("plans", page, plans, aSecond(1)),
+			some("themes", page, themes, aSecond(2)),
 			some("insights", page, insights, throttle.PerDay(200)),
 			some("targeting", page, func(req *http.Request) (string, bool) {
 				_, is := targeting(req)
 				return "", is
-			}, throttle.PerSecond(2)),
+			}, aSecond(2)),
 			some("customer", rates, func(req *http.Request) (customer string, counts bool) {
 				for _, limited := range []func(*http.Request) (string, bool){plans, themes, insights, targeting} {
 					if _, is := limited(req); is {

@@ -71,9 +71,9 @@ func TestGoogleAdsLimits(t *testing.T) {
 	checkAtOnce(t, limited(0), []atOnceTest{
 		{"plans", 1, []func() *http.Request{call("1", ":generateKeywordIdeas"), call("1", ":generateKeywordHistoricalMetrics"), call("1", ":generateKeywordForecastMetrics")}},
 		{"plans of two customers", 2, []func() *http.Request{call("1", ":generateReachForecast"), call("2", ":generateConversionRates")}},
-		{"themes", 2, []func() *http.Request{call("1", ":generateAdGroupThemes")}},
+		{"themes", 1, []func() *http.Request{call("1", ":generateAdGroupThemes")}},
 		{"insights", 200, []func() *http.Request{call("1", ":generateAudienceCompositionInsights"), call("1", ":generateSuggestedTargetingInsights")}},
-		{"targeting of all customers", 2, []func() *http.Request{call("1", ":generateTargetingSuggestionMetrics"), call("2", ":generateTargetingSuggestionMetrics")}},
+		{"targeting of all customers", 1, []func() *http.Request{call("1", ":generateTargetingSuggestionMetrics"), call("2", ":generateTargetingSuggestionMetrics")}},
 	})
 	learns := func() providers.Provider { return providers.GoogleAds(0) }
 	checkAtOnce(t, learns, []atOnceTest{
@@ -87,6 +87,11 @@ func TestGoogleAdsLimits(t *testing.T) {
 	}
 	if got := p.Scope("project").Policy.Tiers[0]; got.Limit != 2_880 || got.Window != 24*time.Hour {
 		t.Errorf("project: %v", got)
+	}
+	for scope, limit := range map[string]int64{"plans": 60, "themes": 120, "targeting": 120} {
+		if got, want := p.Scope(scope).Policy.Tiers[0], (throttle.Tier{Limit: limit, Window: time.Minute, PaceBurst: 1}); got != want {
+			t.Errorf("%s: %v, want %v", scope, got, want)
+		}
 	}
 	if got := p.Scope("insights").Policy.Tiers[0]; got != throttle.PerDay(200) {
 		t.Errorf("insights: %v", got)
