@@ -77,9 +77,6 @@ func Anthropic(requests, input, output int64) Provider {
 	tokens := func(limit int64, unit string) throttle.Tier {
 		return throttle.Tier{Limit: limit, Window: time.Minute, Algorithm: throttle.TokenBucket, Unit: unit, Estimated: true}
 	}
-	charge := func(unit, name string) answers.Charge {
-		return answers.Charge{Unit: unit, Field: answers.Field{Path: "usage." + name}, Or: answers.Field{Path: "message.usage." + name}}
-	}
 	api := &anthropic{bodies: prompt.Reader{Image: anthropicImage, Blocks: true, Unknown: prompt.Claude}, output: newOutputs()}
 	// The most are the limits of the tier Scale, on the page as read on 2026-10-17 by
 	// https://www.developersdigest.tech/rate-limits/anthropic, which was read on 2026-11-28.
@@ -99,17 +96,25 @@ func Anthropic(requests, input, output int64) Provider {
 				quota("Ratelimit-Requests", ""), quota("Ratelimit-Input-Tokens", inputTokens), quota("Ratelimit-Output-Tokens", outputTokens),
 				quota("Fast-Input-Tokens", inputTokens), quota("Fast-Output-Tokens", outputTokens),
 			},
-			Charges: []answers.Charge{
-				charge(inputTokens, "input_tokens"), charge(inputTokens, cacheCreation), charge(cacheCreation, cacheCreation), charge(cacheRead, cacheRead),
-				// The message_start of a stream reports the first token only.
-				{Unit: outputTokens, Field: answers.Field{Path: "usage.output_tokens"}},
-				// In OpenAI's protocol.
-				{Unit: inputTokens, Field: answers.Field{Path: "usage.prompt_tokens"}},
-				{Unit: outputTokens, Field: answers.Field{Path: "usage.completion_tokens"}},
-			},
-			Rules: append(streamrules.Anthropic(), anthropicRules()...),
+			Charges: anthropicCharges(),
+			Rules:   append(append(streamrules.Anthropic(), anthropicRules()...), overloadedRules()...),
 		},
 		Hosts: []string{"api.anthropic.com"},
+	}
+}
+
+// anthropicCharges returns the places of the tokens of a message.
+func anthropicCharges() []answers.Charge {
+	charge := func(unit, name string) answers.Charge {
+		return answers.Charge{Unit: unit, Field: answers.Field{Path: "usage." + name}, Or: answers.Field{Path: "message.usage." + name}}
+	}
+	return []answers.Charge{
+		charge(inputTokens, "input_tokens"), charge(inputTokens, cacheCreation), charge(cacheCreation, cacheCreation), charge(cacheRead, cacheRead),
+		// The message_start of a stream reports the first token only.
+		{Unit: outputTokens, Field: answers.Field{Path: "usage.output_tokens"}},
+		// In OpenAI's protocol.
+		{Unit: inputTokens, Field: answers.Field{Path: "usage.prompt_tokens"}},
+		{Unit: outputTokens, Field: answers.Field{Path: "usage.completion_tokens"}},
 	}
 }
 
@@ -122,6 +127,12 @@ func anthropicRules() []answers.Rule {
 		{Status: status, Path: "error.message", Text: "Extra usage is required*", Kind: answers.Other, Reason: "not in the plan"},
 		{Status: status, Path: "error.message", Text: "Usage credits are required for long context*", Kind: answers.Other, Reason: "not in the plan"},
 		{Status: status, Path: "error.message", Text: "*long context beta is not yet available*", Kind: answers.Other, Reason: "not in the plan"},
+	}
+}
+
+// overloadedRules returns the rules of a status that is nobody's quota.
+func overloadedRules() []answers.Rule {
+	return []answers.Rule{
 		{Status: statusOverloaded, Header: "Retry-After", Kind: answers.Limited, Reason: "overloaded"},
 		{Status: statusOverloaded, Kind: answers.Other, Reason: "overloaded"},
 	}
@@ -219,12 +230,17 @@ func (a *anthropic) cost(req *http.Request) throttle.Cost {
 		return nil
 	}
 	p := a.bodies.Peek(req)
-	return throttle.Cost{inputTokens: p.Tokens - a.cached(p).Tokens, outputTokens: a.output.expect(asked(p))}
+	return a.estimate(p, asked(p))
 }
 
-// cached returns the place up to which the request's input is free.
-func (a *anthropic) cached(p prompt.Prompt) prompt.Place {
-	if !readsAreFree(p.Fields["model"]) {
+// estimate returns the estimated cost of a prompt that asks a question.
+func (a *anthropic) estimate(p prompt.Prompt, q question) throttle.Cost {
+	return throttle.Cost{inputTokens: p.Tokens - a.cached(p, q.model).Tokens, outputTokens: a.output.expect(q)}
+}
+
+// cached returns the place up to which the input of a request to a model is free.
+func (a *anthropic) cached(p prompt.Prompt, model string) prompt.Place {
+	if !readsAreFree(model) {
 		return prompt.Place{}
 	}
 	return a.cache.Last(p.Places)
@@ -236,7 +252,12 @@ func (a *anthropic) settle(req *http.Request) func(throttle.Cost) throttle.Cost 
 		return nil
 	}
 	p := a.bodies.Take(req)
-	end, expected, admitted := a.output.begin(asked(p)), a.cached(p), time.Now()
+	return a.learn(p, asked(p))
+}
+
+// learn notes that a prompt is sent. The function that it returns learns from the answer.
+func (a *anthropic) learn(p prompt.Prompt, q question) func(throttle.Cost) throttle.Cost {
+	end, expected, admitted := a.output.begin(q), a.cached(p, q.model), time.Now()
 	return func(reported throttle.Cost) throttle.Cost {
 		n := min(reported[outputTokens], algorithms.MaxLimit)
 		longs := max(1, time.Since(admitted).Seconds()/longAnswer.Seconds())
@@ -249,7 +270,7 @@ func (a *anthropic) settle(req *http.Request) func(throttle.Cost) throttle.Cost 
 		case read+reported[cacheCreation] > 0:
 			a.cache.Keep(p.Places)
 		}
-		if !readsAreFree(p.Fields["model"]) && isAnswer {
+		if !readsAreFree(q.model) && isAnswer {
 			reported[inputTokens] += read
 		}
 		return reported

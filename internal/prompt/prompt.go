@@ -165,7 +165,7 @@ func (r *Reader) parse(req *http.Request, tokens func(string) int64) Prompt {
 	_, _ = io.Copy(&read, b) // what was read before an error counts
 	body := read.text.String()
 	if tokens != nil {
-		return r.scan(body, r.Unknown, tokens)
+		return r.scan(body, req.URL.Path, r.Unknown, tokens)
 	}
 	return r.estimate(body, req.URL.Path)
 }
@@ -176,7 +176,7 @@ func (r *Reader) estimate(body, path string) Prompt {
 	r.mu.Lock()
 	v := r.last
 	r.mu.Unlock()
-	p := r.scan(body, v, v.Tokens)
+	p := r.scan(body, path, v, v.Tokens)
 	is := VocabularyOf(cmp.Or(p.Fields["model"], path), r.Unknown)
 	if is == v {
 		return p
@@ -184,10 +184,12 @@ func (r *Reader) estimate(body, path string) Prompt {
 	r.mu.Lock()
 	r.last = is
 	r.mu.Unlock()
-	return r.scan(body, is, is.Tokens)
+	return r.scan(body, path, is, is.Tokens)
 }
 
-func (r *Reader) scan(body string, v Vocabulary, tokens func(string) int64) Prompt {
+// scan scans a body. If it names no model, the model is what stands before the action in the path, as in
+// "publishers/anthropic/models/claude-sonnet-4-5:rawPredict".
+func (r *Reader) scan(body, path string, v Vocabulary, tokens func(string) int64) Prompt {
 	p := Prompt{Fields: map[string]string{}}
 	s := scanner{Prompt: &p, body: body, vocabulary: v, tokens: tokens, image: r.Image}
 	if r.Blocks {
@@ -195,7 +197,8 @@ func (r *Reader) scan(body string, v Vocabulary, tokens func(string) int64) Prom
 	}
 	s.scan()
 	if r.Blocks {
-		p.Places, p.Instructions = s.blocks.end(p.Fields["model"])
+		model, _, _ := strings.Cut(path, ":")
+		p.Places, p.Instructions = s.blocks.end(cmp.Or(p.Fields["model"], model))
 	}
 	return p
 }
