@@ -69,6 +69,7 @@ var presets = []*Preset{
 	&infuraPreset,
 	&krakenPreset,
 	&krakenFuturesPreset,
+	&linearPreset,
 	&metaPreset,
 	&microsoftGraphPreset,
 	&notionPreset,
