@@ -67,6 +67,7 @@ var presets = []*Preset{
 	&googleWorkspacePreset,
 	&hubSpotPreset,
 	&infuraPreset,
+	&klaviyoPreset,
 	&krakenPreset,
 	&krakenFuturesPreset,
 	&linearPreset,
