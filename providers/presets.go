@@ -59,6 +59,7 @@ var presets = []*Preset{
 	&cloudflarePreset,
 	&coinbaseAppPreset,
 	&coinbaseExchangePreset,
+	&datadogPreset,
 	&discordPreset,
 	&etherscanPreset,
 	&geminiPreset,
