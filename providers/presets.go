@@ -56,6 +56,7 @@ var presets = []*Preset{
 	&binanceFuturesPreset,
 	&binanceUSPreset,
 	&bybitPreset,
+	&clickUpPreset,
 	&cloudflarePreset,
 	&coinbaseAppPreset,
 	&coinbaseExchangePreset,
