@@ -8,6 +8,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/prompt"
 )
 
 var linearPreset = Preset{Name: "linear", Constructor: "Linear()", kind: "Code and work", New: Linear}
@@ -22,8 +23,9 @@ var linearPreset = Preset{Name: "linear", Constructor: "Linear()", kind: "Code a
 //
 // A query costs a tenth of a point for each property and a point for each object. A connection multiplies
 // what it selects by its argument first or last, or by 50. The preset computes that from the query's text,
-// its fragments and its variables, and X-Complexity in the response corrects it. A query that can't be
-// read is charged 10,000 points, which is the most that Linear allows one query.
+// its fragments and its variables, and X-Complexity in the response corrects it. If similar queries, which
+// have the same text and the same variables except for strings, have cost more, the charge is what they
+// cost. A query that can't be read is charged 10,000 points, which is the most that Linear allows one query.
 //
 // A refusal has status 400, or sometimes 200 or 429, and the code RATELIMITED. It pauses the user, token or
 // address until the reset of what has nothing left. Some queries and mutations have limits of their own,
@@ -34,6 +36,7 @@ func Linear() Provider {
 	endpoint := some("endpoint", page, linearEndpoint, noLimit)
 	app := some("app", page, linearBy(true, true), linearTiers(5_000, 2_000_000)...)
 	endpoint.Per, app.Per = PerToken, PerToken
+	spent := new(prompt.Learner)
 	p := Provider{
 		Name: "linear",
 		Scopes: []Scope{
@@ -42,7 +45,20 @@ func Linear() Provider {
 			app,
 			byAddress(some("address", page, linearBy(false, false), linearTiers(600, 100_000)...)),
 		},
-		Cost:    linearCost,
+		Cost: func(req *http.Request) throttle.Cost {
+			if req.URL.Path != linearPath {
+				return nil
+			}
+			return throttle.Cost{linearPoints: max(linearCost(req), min(spent.Estimate(queryKinds(req)...), linearMost)), "nothing": 0}
+		},
+		Settle: func(req *http.Request) func(throttle.Cost) throttle.Cost {
+			end := spent.Begin(queryKinds(req)...)
+			return func(reported throttle.Cost) throttle.Cost {
+				n, known := reported[linearPoints]
+				end(n, known)
+				return reported
+			}
+		},
 		Profile: linearProfile(),
 		Hosts:   []string{"api.linear.app"},
 	}
@@ -103,18 +119,16 @@ func linearEndpoint(req *http.Request) (fields string, counts bool) {
 	return fields, req.URL.Path == linearPath
 }
 
+const linearMost = 10_000 // points that one query may cost
+
 // linearCost returns the complexity of a query.
-func linearCost(req *http.Request) throttle.Cost {
-	const most = 10_000
-	if req.URL.Path != linearPath {
-		return nil
+func linearCost(req *http.Request) int64 {
+	q, ok := graphQL(req)
+	if !ok {
+		return linearMost
 	}
-	points := int64(most)
-	if q, ok := graphQL(req); ok {
-		c := linearComplexity{&q, make(map[string]int64)}
-		points = min((c.tenths(q.fields)+9)/10, most)
-	}
-	return throttle.Cost{linearPoints: points, "nothing": 0}
+	c := linearComplexity{&q, make(map[string]int64)}
+	return min((c.tenths(q.fields)+9)/10, linearMost)
 }
 
 // A linearComplexity computes the complexity of a query.

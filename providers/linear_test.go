@@ -3,8 +3,10 @@ package providers_test
 import (
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -131,6 +133,50 @@ func TestLinearSettles(t *testing.T) {
 			if _, _, took := send(t, rt, next().WithContext(t.Context())); (took > 0) != (n == 100) {
 				t.Errorf("request %d waited %v: the hour has 100 of 30,000 points", n, took)
 			}
+		}
+	})
+}
+
+// A linearServer has the buckets of a user, and reports their state. A query costs more than its text says.
+type linearServer struct {
+	mu              sync.Mutex // guards all below
+	at              time.Time
+	requests        float64 // left
+	points          float64
+	served, refused int
+}
+
+func (s *linearServer) RoundTrip(req *http.Request) (*http.Response, error) {
+	const cost = 3_000
+	time.Sleep(5*time.Millisecond + rand.N(45*time.Millisecond))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	passed := time.Since(s.at).Hours()
+	s.at = time.Now()
+	s.requests, s.points = min(2_500, s.requests+2_500*passed), min(3_000_000, s.points+3_000_000*passed)
+	resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"X-Complexity": {fmt.Sprint(cost)}}, Body: http.NoBody, Request: req}
+	if s.requests < 1 || s.points < cost {
+		s.refused++
+		resp.StatusCode = http.StatusTooManyRequests
+	} else {
+		s.served++
+		s.requests--
+		s.points -= cost
+	}
+	for name, value := range map[string]float64{"Requests-Remaining": s.requests, "Requests-Limit": 2_500, "Complexity-Remaining": s.points, "Complexity-Limit": 3_000_000} {
+		resp.Header.Set("X-Ratelimit-"+name, fmt.Sprint(int64(value)))
+	}
+	return resp, nil
+}
+
+// Queries that cost more than their text says are not refused once similar ones have been answered.
+func TestLinearLearns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := &linearServer{at: time.Now(), requests: 2_500, points: 3_000_000}
+		next := linearCall(t, "lin_api_a", "{ viewer { id } }")
+		saturate(t, over(t, providers.Linear(), api), 64, 2*time.Hour, func(int) *http.Request { return next() })
+		if api.refused > 0 || api.served < 2_850 {
+			t.Errorf("%d refused and %d served, want 3,000", api.refused, api.served)
 		}
 	})
 }
