@@ -67,17 +67,16 @@ func Klaviyo() Provider {
 // klaviyoSizes are the limits of the sizes: of a second and a minute.
 var klaviyoSizes = map[string]string{"XS": "1/15", "S": "3/60", "M": "10/150", "L": "75/700", "XL": "350/3500"}
 
-// klaviyoTiers returns the limits of a second, a minute and perhaps a day. A response that names the limit
-// of a second is not of the minute.
+// klaviyoTiers returns the limits of a second, a minute and perhaps a day.
 func klaviyoTiers(limits string) []throttle.Tier {
 	numbers := make([]int64, 3)
 	for i, text := range strings.Split(limits, "/") {
 		numbers[i], _ = strconv.ParseInt(text, 10, 64)
 	}
-	second, steady := numbers[0], numbers[1]
+	steady := numbers[1]
 	tiers := []throttle.Tier{
-		fixed(second, time.Second, ""),
-		follows(min(second+1, steady), 10*steady, fixed(steady, time.Minute, "")),
+		fixed(numbers[0], time.Second, ""),
+		follows(1, 10*steady, fixed(steady, time.Minute, "")),
 	}
 	if day := numbers[2]; day > 0 {
 		tiers = append(tiers, throttle.PerDay(day))

@@ -37,6 +37,7 @@ func TestKlaviyoSeconds(t *testing.T) {
 		{"a list without counts", 75, []func() *http.Request{get("/api/lists/A?additional-fields[list]=tags")}},
 		{"predictions", 10, []func() *http.Request{get("/api/profiles?additional-fields[profile]=subscriptions,predictive_analytics")}},
 		{"predictions of a list", 10, []func() *http.Request{get("/api/lists/A/profiles?additional-fields[profile]=predictive_analytics")}},
+		{"predictions of ids", 10, []func() *http.Request{get("/api/lists/A/relationships/profiles?additional-fields[profile]=predictive_analytics")}},
 		{"lists of a profile", 1, []func() *http.Request{get("/api/profiles/A?include=list"), get("/api/profiles/A?include=segment")}},
 	})
 	checkUnlimited(t, providers.Klaviyo, "a token", post("/oauth/token"))
@@ -56,6 +57,8 @@ func TestKlaviyoMinutes(t *testing.T) {
 		{"M", "/api/campaigns", klaviyoLimits(10, 150, 0), 64, 10 * time.Minute, 0.95 * 1_500},
 		{"L", "/api/templates", klaviyoLimits(75, 700, 0), 64, 5 * time.Minute, 0.95 * 3_500},
 		{"XL", "/api/events", klaviyoLimits(350, 3_500, 0), 64, 2 * time.Minute, 0.95 * 7_000},
+		{"counts", "/api/lists/A?additional-fields[list]=profile_count", klaviyoLimits(1, 15, 0), 8, 10 * time.Minute, 0.95 * 150},
+		{"predictions", "/api/profiles?additional-fields[profile]=predictive_analytics", klaviyoLimits(10, 150, 0), 64, 10 * time.Minute, 0.95 * 1_500},
 		{"reports", "/api/form-series-reports", klaviyoLimits(1, 2, 225), 8, 48 * time.Hour, 450},
 		{"custom metrics", "/api/custom-metrics", klaviyoLimits(1, 15, 15), 1, 48 * time.Hour, 30},
 	} {

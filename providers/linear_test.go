@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -38,6 +39,14 @@ func linearCall(t *testing.T, with, query string) func() *http.Request {
 func TestLinearLimits(t *testing.T) {
 	const viewer = "{ viewer { id } }"
 	call := func(with string) func() *http.Request { return linearCall(t, with, viewer) }
+	with := func(credentials string) func() *http.Request { // a query that can't be read
+		unreadable := to(t, "POST", linearAPI, "[]")
+		return func() *http.Request {
+			req := unreadable()
+			req.Header.Set("Authorization", credentials)
+			return req
+		}
+	}
 	for _, test := range []struct {
 		name string
 		want int
@@ -49,23 +58,22 @@ func TestLinearLimits(t *testing.T) {
 		{"two tokens", 10_000, []func() *http.Request{call("Bearer a"), call("Bearer b")}},
 		{"a key and a token", 5_000, []func() *http.Request{call("lin_api_a"), call("Bearer a")}}, // until the key has none
 		{"an address", 600, []func() *http.Request{call("")}},
-		{"points of a key", 300, []func() *http.Request{to(t, "POST", linearAPI, "[]")}},
+		{"points of a key", 300, []func() *http.Request{with("lin_api_a")}},
+		{"points of a token", 200, []func() *http.Request{with("Bearer a")}},
+		{"points of an address", 10, []func() *http.Request{with("")}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				next := alternate(test.of...)
-				n := atOnce(t, providers.Linear(), test.want+1, func() *http.Request {
-					req := next().WithContext(t.Context())
-					if strings.HasPrefix(test.name, "points") {
-						req.Header.Set("Authorization", "lin_api_a")
-					}
-					return req
-				})
+				n := atOnce(t, providers.Linear(), test.want+1, func() *http.Request { return next().WithContext(t.Context()) })
 				if n != test.want {
 					t.Errorf("%d at once, want %d", n, test.want)
 				}
 			})
 		})
+	}
+	if got := providers.Linear().Scope("address").Per; got != providers.PerAddress {
+		t.Errorf("requests without credentials count %v", got)
 	}
 	checkUnlimited(t, providers.Linear, "another path", to(t, "POST", "https://api.linear.app/oauth/token", "{}"))
 }
@@ -109,6 +117,7 @@ func TestLinearCost(t *testing.T) {
 		{"a fragment in itself", `{ a { ...F } } fragment F on A { b ...F }`, "", 2},
 		{"the operation named", `query A { issues { nodes { id } } } query Op { user { name } } query B { issues { nodes { id } } }`, "", 2},
 		{"too complex", `{ issues(first: 250) { nodes { comments(first: 250) { nodes { id } } } } }`, "", 10_000},
+		{"a huge page", `{ issues(first: 9223372036854775807) { nodes { id } } }`, "", 275},
 		{"malformed", `{ issues { nodes { id }`, "", 10_000},
 		{"too deep", strings.Repeat("{ a ", 60) + strings.Repeat("}", 60), "", 10_000},
 		{"none", "", "", 10_000},
@@ -200,8 +209,17 @@ func TestLinearRefusals(t *testing.T) {
 		{name: "no header", next: viewer, reply: fakeapi.Reply{Status: 400, Body: body}, want: backoff},
 		{name: "no body", next: viewer, reply: fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "7"}}, want: 7 * time.Second},
 		{name: "another token", first: linearCall(t, "Bearer a", "{ viewer { id } }"), next: linearCall(t, "Bearer b", "{ viewer { id } }"), reply: fakeapi.Reply{Status: 400, Body: body}},
+		{name: "an endpoint of another token", next: linearCall(t, "Bearer b", "{ viewer { id } }"), reply: fakeapi.Reply{Status: 400, Header: reset("Endpoint-Requests", "0", time.Minute), Body: body}},
 		{name: "a bad request", first: viewer, reply: fakeapi.Reply{Status: 400, Header: reset("Requests", "100", time.Hour), Body: `{"errors":[{"extensions":{"code":"INPUT_ERROR"}}]}`}},
 	})
+}
+
+// A file may contain the text of a refusal.
+func TestLinearFiles(t *testing.T) {
+	r := answers.Response{Method: "GET", Status: 200, Body: []byte(`{"errors":[{"extensions":{"code":"RATELIMITED"}}]}`), Got: time.Now()}
+	if got := providers.Linear().Profile.Read(r); got.Kind != answers.Passed {
+		t.Errorf("a file is read as %+v", got.Refusal)
+	}
 }
 
 func TestLinearFollows(t *testing.T) {
