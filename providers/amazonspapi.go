@@ -95,27 +95,22 @@ var amazonOperations string
 // amazonTables returns the plans, slowest first, and a function that returns the plan and the operation
 // of a request.
 var amazonTables = sync.OnceValues(func() (plans []amazonPlan, find func(*http.Request) (amazonPlan, string)) {
-	mux, planOf, operation := http.NewServeMux(), map[string]amazonPlan{}, map[string]string{}
+	planOf := make(map[string]amazonPlan)
 	for line := range strings.Lines(amazonOperations) {
 		var method, path string
 		var plan amazonPlan
 		if _, err := fmt.Sscanf(line, "%s %s %g/%d", &method, &path, &plan.rate, &plan.burst); err != nil {
 			panic(fmt.Sprintf("providers: amazonoperations.txt: %q: %v", line, err))
 		}
-		segments := strings.Split(path, "*")
-		pattern := method + " " + segments[0]
-		for i, segment := range segments[1:] {
-			pattern += fmt.Sprintf("{%c}", 'a'+i) + segment
-		}
-		mux.Handle(pattern, http.NotFoundHandler())
-		planOf[pattern], operation[pattern] = plan, method+" "+path
+		planOf[method+" "+path] = plan
 	}
+	of := operationsOf(planOf)
 	plans = slices.Compact(slices.SortedFunc(maps.Values(planOf), func(a, b amazonPlan) int {
 		return cmp.Or(cmp.Compare(a.rate, b.rate), cmp.Compare(a.burst, b.burst))
 	}))
 	return plans, func(req *http.Request) (amazonPlan, string) {
-		if _, pattern := mux.Handler(req); pattern != "" {
-			return planOf[pattern], operation[pattern]
+		if plan, operation := of(req); operation != "" {
+			return plan, operation
 		}
 		return amazonUnlisted, endpoint(req.Method, req.URL.Path, isNumbered)
 	}

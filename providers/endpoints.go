@@ -2,6 +2,7 @@ package providers
 
 import (
 	"cmp"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -96,6 +97,27 @@ func (ls pathLimits) scopes(page, unit string, of func(*http.Request) (path, key
 		}, throttle.Tier{Limit: l.limit, Window: l.window, Unit: unit}))
 	}
 	return scopes
+}
+
+// operationsOf returns a function that returns the value of the operation of a request, and the operation
+// as the map has it: a method and a path, in which * stands for a segment. Of several, the one with fewer
+// stars wins. If there is none, the operation is empty.
+func operationsOf[V any](values map[string]V) func(*http.Request) (value V, operation string) {
+	mux, operations := http.NewServeMux(), make(map[string]string)
+	for operation := range values {
+		segments := strings.Split(operation, "*")
+		pattern := segments[0]
+		for i, segment := range segments[1:] {
+			pattern += fmt.Sprintf("{%c}", 'a'+i) + segment
+		}
+		mux.Handle(pattern, http.NotFoundHandler())
+		operations[pattern] = operation
+	}
+	return func(req *http.Request) (value V, operation string) {
+		_, pattern := mux.Handler(req)
+		operation = operations[pattern]
+		return values[operation], operation
+	}
 }
 
 // matches reports whether a path has the form of a pattern, in which * stands for a segment, and # for

@@ -146,7 +146,7 @@ func TestAlpacaReset(t *testing.T) {
 }
 
 // The difference between an estimate and the real cost returns when the response's body ends.
-func TestLinear(t *testing.T) {
+func TestUnlistedCost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rt := over(t, linear(), &replying{Header: map[string]string{"X-Complexity": "40"}, Body: "{}"})
 		for range 2_500 {
