@@ -13,13 +13,14 @@ var clickUpPreset = Preset{
 	call:       func(a arguments) Provider { return ClickUp(a.number("requests")) },
 }
 
-// ClickUp is the API of ClickUp, with the limits of each token, personal or of OAuth. A token has a number of
-// requests a minute, by the plan of its workspace: 100 (Free Forever, Unlimited and Business), 1,000 (Business
-// Plus) or 10,000 (Enterprise). Each request counts as one.
+// ClickUp is the API of ClickUp, with the limits of each token, personal or of OAuth. A token has a
+// number of requests a minute, by the plan of its workspace: 100 (Free Forever, Unlimited and
+// Business), 1,000 (Business Plus) or 10,000 (Enterprise). Each request counts as one.
 //
-// Responses name the limit, which the tier takes over up to 10,000 or to requests, how much is left of it, and
-// when the minute ends. ClickUp does not document when minutes begin, so they roll until a response reports
-// an end. A refusal pauses the token until the reset that it names, or else for a minute.
+// Responses name the limit, which the tier takes over up to 10,000 or to requests, how much is left
+// of it, and when the minute ends. ClickUp does not document when minutes begin, so they roll until
+// a response reports an end. A refusal pauses the token until the reset that it names, or else for
+// a minute.
 func ClickUp(requests int64) Provider {
 	reset := answers.Field{Header: "X-Ratelimit-Reset", Format: answers.EpochSeconds}
 	token := every("token", "https://developer.clickup.com/docs/rate-limits", follows(0, max(10_000, requests), fixed(requests, time.Minute, "")))

@@ -23,8 +23,8 @@ type gqlQuery struct {
 	variables map[string]string // the numbers of the variables
 }
 
-// graphQL reads the operation of a POST request. It reports false if there is none, or if the query is
-// malformed or deeper than maxSelections.
+// graphQL reads the operation of a POST request. It reports false if there is none, or if the query
+// is malformed or deeper than maxSelections.
 func graphQL(req *http.Request) (q gqlQuery, ok bool) {
 	var sent struct {
 		Query, OperationName string
@@ -89,8 +89,8 @@ func (p *gqlParser) next() {
 	}
 }
 
-// document reads all operations and fragments. If there is no operation with the name, the last one is
-// the query's.
+// document reads all operations and fragments. If there is no operation with the name, the last one
+// is the query's.
 func (p *gqlParser) document(operation string) {
 	found := false
 	for p.next(); p.ok && p.token != scanner.EOF; {
@@ -115,8 +115,8 @@ func (p *gqlParser) document(operation string) {
 	}
 }
 
-// until skips what is before a selection: the name, type, variables and directives. It reads the default
-// values of variables.
+// until skips what is before a selection: the name, type, variables and directives. It reads the
+// default values of variables.
 func (p *gqlParser) until(end rune) {
 	name, last := "", rune(0)
 	for depth := 0; p.ok && (p.token != end || depth > 0); p.next() {

@@ -78,7 +78,8 @@ func TestLinearLimits(t *testing.T) {
 	checkUnlimited(t, providers.Linear, "another path", to(t, "POST", "https://api.linear.app/oauth/token", "{}"))
 }
 
-// A bucket gains the limit of an hour in an hour, and nothing is lost while responses report none left.
+// A bucket gains the limit of an hour in an hour, and nothing is lost while responses report none
+// left.
 func TestLinearRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rt := over(t, providers.Linear(), &replying{Header: map[string]string{
@@ -146,7 +147,8 @@ func TestLinearSettles(t *testing.T) {
 	})
 }
 
-// A linearServer has the buckets of a user, and reports their state. A query costs more than its text says.
+// A linearServer has the buckets of a user, and reports their state. A query costs more than its
+// text says.
 type linearServer struct {
 	mu              sync.Mutex // guards all below
 	at              time.Time
