@@ -20,7 +20,8 @@ type presetResult struct {
 	Example     string            `json:"example"`     // the limits below are those of the example
 	Parameters  []parameterResult `json:"parameters"`
 	Scopes      []scopeResult     `json:"scopes"`
-	Models      string            `json:"models,omitempty"` // the scope that has limits of single models
+	Sockets     []scopeResult     `json:"sockets,omitempty"` // limits over WebSocket
+	Models      string            `json:"models,omitempty"`  // the scope that has limits of single models
 	Hosts       []string          `json:"hosts"`
 }
 
@@ -37,7 +38,7 @@ type parameterResult struct {
 type scopeResult struct {
 	Name  string   `json:"name"`
 	Tiers []string `json:"tiers"` // empty if no limit is known: requests wait after refusals only
-	Per   string   `json:"per"`   // whose requests count together: account, address or token
+	Per   string   `json:"per"`   // whose requests count together: account, address or token, or connection over WebSocket
 	Page  string   `json:"page"`
 	Read  string   `json:"read"` // the day, as 2006-01-02
 }
@@ -105,10 +106,15 @@ func resultOf(p providers.Preset) presetResult {
 		}
 		r.Parameters = append(r.Parameters, result)
 	}
-	for _, s := range provider.Scopes {
-		r.Scopes = append(r.Scopes, scopeResult{s.Name, tierTexts(s.Policy), s.Per.String(), s.Page, s.Read})
-	}
+	r.Scopes, r.Sockets = scopesOf(provider.Scopes), scopesOf(provider.Sockets)
 	return r
+}
+
+func scopesOf(scopes []providers.Scope) (results []scopeResult) {
+	for _, s := range scopes {
+		results = append(results, scopeResult{s.Name, tierTexts(s.Policy), s.Per.String(), s.Page, s.Read})
+	}
+	return results
 }
 
 // tierTexts returns the tiers of a policy, but not the one that stands for no limit.
@@ -149,20 +155,10 @@ func listPresets(results []presetResult) string {
 func (r presetResult) text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n\n", r.Example)
-	longest := 0
-	for _, s := range r.Scopes {
-		longest = max(longest, len(s.Name))
-	}
-	longest = min(longest, 24)
-	for _, s := range r.Scopes {
-		text := strings.Join(s.Tiers, " + ")
-		if text == "" {
-			text = "no known limit: requests wait after refusals"
-		}
-		if s.Per != providers.PerAccount.String() {
-			text += ", for each " + s.Per
-		}
-		wrap(&b, width, fmt.Sprintf("  %-*s  ", longest, s.Name), text)
+	writeScopes(&b, r.Scopes)
+	if len(r.Sockets) > 0 {
+		b.WriteString("\nOver WebSocket\n")
+		writeScopes(&b, r.Sockets)
 	}
 	if len(r.Parameters) > 0 {
 		b.WriteString("\nParameters\n")
@@ -179,7 +175,7 @@ func (r presetResult) text() string {
 		wrap(&b, width, "  ", strings.Join(r.Hosts, ", "))
 	}
 	pages := make(map[string][]string)
-	for _, s := range r.Scopes {
+	for _, s := range slices.Concat(r.Scopes, r.Sockets) {
 		if !slices.Contains(pages[s.Read], s.Page) {
 			pages[s.Read] = append(pages[s.Read], s.Page)
 		}
@@ -191,6 +187,25 @@ func (r presetResult) text() string {
 		}
 	}
 	return b.String()
+}
+
+// writeScopes writes a line for each scope.
+func writeScopes(b *strings.Builder, scopes []scopeResult) {
+	longest := 0
+	for _, s := range scopes {
+		longest = max(longest, len(s.Name))
+	}
+	longest = min(longest, 24)
+	for _, s := range scopes {
+		text := strings.Join(s.Tiers, " + ")
+		if text == "" {
+			text = "no known limit: requests wait after refusals"
+		}
+		if s.Per != providers.PerAccount.String() {
+			text += ", for each " + s.Per
+		}
+		wrap(b, width, fmt.Sprintf("  %-*s  ", longest, s.Name), text)
+	}
 }
 
 // wrap writes a text after a head, in lines of a width. Further lines are indented as far as the head.
