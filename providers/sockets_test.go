@@ -344,6 +344,8 @@ func TestDiscordIdentifies(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 25*time.Hour)
 		defer cancel()
 		time.AfterFunc(5*time.Minute, func() {
+			network.mu.Lock()
+			defer network.mu.Unlock()
 			if possible := concurrency * (5 * 60 / 5); network.accepted < possible*8/10 {
 				t.Errorf("%d of %d identified in 5 minutes", network.accepted, possible)
 			}
