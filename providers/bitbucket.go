@@ -14,8 +14,9 @@ var bitbucketPreset = Preset{Name: "bitbucket", Constructor: "Bitbucket()", kind
 // Bitbucket is the API of Bitbucket Cloud, with the limits of each caller. Callers are a user, an access
 // token of a repository, a project or a workspace, and an OAuth consumer. A caller has 1,000 requests in any
 // hour. Apart from them it has 1,000 for webhooks, 2,000 for properties of apps, 5,000 for files of the
-// downloads and for raw files at bitbucket.org, 1,500 for archives there, 60,000 for Git over HTTPS, and
-// 100 invitations a minute. Source files that the API returns are assumed to count among the 1,000.
+// downloads and for raw files at bitbucket.org, 1,500 for archives there (5,000 in some copies of the page),
+// 60,000 for Git over HTTPS, and 100 invitations a minute. Source files that the API returns are assumed to
+// count among the 1,000, and so are the webhooks of repositories, which count twice.
 // Requests without credentials have 60 an hour for an IP address, of all kinds. Other pages of
 // bitbucket.org are not limited.
 //
@@ -36,12 +37,16 @@ func Bitbucket() Provider {
 			if _, counts := bitbucketCounts("api")(req); !counts {
 				return nil
 			}
-			return throttle.Cost{"api": 1}
+			c := throttle.Cost{"api": 1}
+			if bitbucketKind(req) != "api" {
+				c["requests"] = 1
+			}
+			return c
 		},
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{bitbucketQuota(answers.Quota{UnitIn: "X-Ratelimit-Resource", Unit: "api"}), bitbucketQuota(answers.Quota{Name: "anonymous"})},
 			Rules: []answers.Rule{{
-				Status: http.StatusTooManyRequests, Kind: answers.Limited, Wide: true,
+				Status: http.StatusTooManyRequests, Kind: answers.Limited, Unit: "requests",
 				Delay: []answers.Field{{Header: "X-Ratelimit-Reset", Format: answers.Seconds}}, Wait: time.Minute,
 			}},
 		},
@@ -61,6 +66,7 @@ func Bitbucket() Provider {
 	} {
 		p.Scopes = append(p.Scopes, some(l.name, bitbucketPage, bitbucketCounts(l.name), l.tier))
 	}
+	p.Scope("webhooks").Shared = true // by those of repositories and those of workspaces
 	p.Scopes = append(p.Scopes, byAddress(some("anonymous", bitbucketPage, when(bitbucketAnonymous), throttle.PerHour(60))))
 	for i := range p.Scopes {
 		p.Scopes[i].Policy.MaxPause = time.Hour + time.Minute
@@ -82,7 +88,9 @@ func bitbucketQuota(q answers.Quota) answers.Quota {
 // bitbucketCounts returns the Key of the requests of a kind, which is the caller.
 func bitbucketCounts(kind string) func(*http.Request) (string, bool) {
 	return func(req *http.Request) (caller string, counts bool) {
-		return bitbucketCaller(req), bitbucketKind(req) == kind && !anonymously(req)
+		is := bitbucketKind(req)
+		counts = is == kind || kind == "api" && is == "webhooks" && strings.HasPrefix(req.URL.Path, "/2.0/repositories/")
+		return bitbucketCaller(req), counts && !anonymously(req)
 	}
 }
 

@@ -40,7 +40,8 @@ func TestBitbucketScopes(t *testing.T) {
 		{"tokens of OAuth", 1_000, []func() *http.Request{token(repo, "one"), token(repo, "two")}},
 		{"source files", 1_000, []func() *http.Request{by("GET", repo+"/src/main/go.mod"), by("GET", repo+"/downloads"), by("DELETE", repo+"/downloads/a.zip")}},
 		{"webhooks", 1_000, []func() *http.Request{by("GET", repo+"/hooks"), by("POST", bitbucket+"workspaces/acme/hooks")}},
-		{"webhooks and others", 2_000, []func() *http.Request{one, by("GET", repo+"/hooks/1")}},
+		{"webhooks and others", 2_000, []func() *http.Request{one, by("GET", bitbucket+"workspaces/acme/hooks")}},
+		{"webhooks of repositories and others", 1_000, []func() *http.Request{one, by("GET", repo+"/hooks/1")}},
 		{"properties", 2_000, []func() *http.Request{by("GET", repo+"/properties/a/b"), by("PUT", repo+"/commit/1/properties/a/b"), by("GET", bitbucket+"users/ann/properties/a/b")}},
 		{"files", 5_000, []func() *http.Request{by("GET", repo+"/downloads/a.zip"), by("GET", "https://bitbucket.org/acme/app/raw/main/go.mod"), by("GET", "https://bitbucket.org/acme/app/downloads/a.zip")}},
 		{"archives", 1_500, []func() *http.Request{by("GET", "https://bitbucket.org/acme/app/get/main.zip")}},
@@ -93,7 +94,7 @@ func TestBitbucketRefusals(t *testing.T) {
 	const repo = bitbucket + "repositories/acme/app"
 	const refused = "Rate limit for this resource has been exceeded"
 	user, unknown := basic(to(t, "GET", repo), "ann", "secret"), to(t, "GET", repo)
-	hooks, commits := basic(to(t, "GET", repo+"/hooks"), "ann", "secret"), basic(to(t, "GET", repo+"/commits"), "ann", "secret")
+	hooks, commits := basic(to(t, "GET", bitbucket+"workspaces/acme/hooks"), "ann", "secret"), basic(to(t, "GET", repo+"/commits"), "ann", "secret")
 	state := func(left string) map[string]string {
 		return map[string]string{"X-RateLimit-Limit": "60, 60;w=3600", "X-RateLimit-Remaining": left, "X-RateLimit-Reset": "745"}
 	}
@@ -101,7 +102,9 @@ func TestBitbucketRefusals(t *testing.T) {
 		{name: "no wait named", first: user, next: commits, reply: fakeapi.Reply{Status: 429, Header: map[string]string{"Content-Type": "text/plain"}, Body: refused}, want: time.Minute},
 		{name: "Retry-After", next: commits, reply: fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "30"}}, want: 30 * time.Second},
 		{name: "another kind goes on", next: hooks, reply: fakeapi.Reply{Status: 429, Body: refused}},
-		{name: "another user goes on", next: basic(to(t, "GET", repo), "bob", "secret"), reply: fakeapi.Reply{Status: 429, Body: refused}},
+		{name: "webhooks", first: basic(to(t, "GET", repo+"/hooks"), "ann", "secret"), next: hooks, reply: fakeapi.Reply{Status: 429, Body: refused}, want: time.Minute},
+		{name: "webhooks alone", next: commits, reply: fakeapi.Reply{Status: 429, Body: refused}},
+		{name: "another user goes on", first: user, next: basic(to(t, "GET", repo), "bob", "secret"), reply: fakeapi.Reply{Status: 429, Body: refused}},
 		{name: "a user's reset", next: commits, reply: fakeapi.Reply{Status: 429, Header: state("0")}, want: 745 * time.Second},
 		{name: "no credentials", first: unknown, next: to(t, "GET", bitbucket+"users/bob"), reply: fakeapi.Reply{Status: 429, Header: state("0")}, want: 745 * time.Second},
 		{name: "most of an hour", reply: fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "3500"}}, want: 3500 * time.Second},

@@ -39,13 +39,22 @@ var discordPreset = Preset{Name: "discord", Constructor: "Discord()", kind: "Mes
 // Discord restricts those who use it again.
 //
 // Over WebSocket, the Gateway closes a connection that sends more than 120 events in 60 seconds.
-// Heartbeats are assumed to count, because Discord lists them among the events: let them wait with the
-// class throttle.Interactive, so that they overtake others. A bot has one Identify in 5 seconds for each rate
-// limit key, which is the shard's id modulo max_concurrency of GET /gateway/bot, and 1,000 in 24 hours for
-// all of its shards. Beyond them Discord resets the bot's token, so keep "sessions" on a store that outlives
-// the process. GET /gateway/bot names the number of larger bots, and what is left of it. A bot also has one request of all members of a guild in 30 seconds. Updates of the presence
-// have no other documented limit. For "identify" and "members", open a throttle.Group, with a Limiter for
-// each rate limit key or guild:
+// Heartbeats are assumed to count, because Discord lists them among the events. A flood of other events uses
+// up the minute at once, so let them leave five to the heartbeats:
+//
+//	p := providers.Discord().Socket("events").Policy
+//	events, err := throttle.New(p, nil) // of one connection
+//	p.Tiers[0].Limit -= 5
+//	others, err := throttle.New(p, nil)
+//	err = events.Wait(ctx)                // before a heartbeat
+//	err = others.Within(events).Wait(ctx) // before another event
+//
+// A bot has one Identify in 5 seconds for each rate limit key, which is the shard's id modulo max_concurrency
+// of GET /gateway/bot, and 1,000 in 24 hours for all of its shards. Beyond them Discord resets the bot's
+// token, so keep "sessions" on a store that outlives the process. GET /gateway/bot names the number of larger
+// bots, and what is left of it. A bot also has one request of all members of a guild in 30 seconds. Updates of
+// the presence have no other documented limit. For "identify" and "members", open a throttle.Group, with a
+// Limiter for each rate limit key or guild:
 //
 //	identify, err := throttle.NewGroup(providers.Discord().Socket("identify").Policy, store, throttle.GroupOptions{})
 //	err = identify.Within(strconv.Itoa(shard%maxConcurrency), sessions).Wait(ctx)

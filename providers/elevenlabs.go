@@ -16,50 +16,50 @@ var elevenLabsPreset = Preset{
 
 // ElevenLabs is the API of ElevenLabs, with the limits of one workspace. A workspace has a number of
 // requests at once, by its plan: 2 (Free), 3 (Starter), 5 (Creator), 10 (Pro) or 15 (Scale and Business).
-// That is for speech, voices, sounds and dialogues. Requests that name a Flash or Turbo model have twice as
-// many, and count half. ElevenLabs doesn't document whether these are two limits, so they are one.
+// That is for speech, voices, sounds and dialogues together. Requests that name a Flash or Turbo model,
+// which are a concurrency group of their own, have twice as many apart from them. Eleven v4 and its Turbo
+// model have another group, whose number isn't published. They are assumed to count with the others.
 //
 // Transcripts have five times as many of their own. ElevenLabs transcribes a file of more than 8 minutes in
 // up to four parts at once, each of which counts. How long a file is isn't known, so that each megabyte of
 // a request is taken to be 8 minutes, which it is at 17 kbit/s. A request of unknown length, or one that
-// names the address of a file, is taken to have four parts. Music has 2 at once, with Scale and Business 3. Other requests are not limited, and neither are
-// agents and WebSocket connections, which have limits of their own.
+// names the address of a file, is taken to have four parts. With use_multi_channel, each of up to five
+// channels counts apart, and a request is taken to have five. Music has 2 at once, with Scale and
+// Business 3. Other requests are not limited, and neither are agents and WebSocket connections, which have
+// limits of their own.
 //
-// Responses name the workspace's limit in maximum-concurrent-requests, but the limits here don't follow
+// Responses name the limit of the group in maximum-concurrent-requests, but the limits here don't follow
 // it: if it is another, change the parameter. No response names a wait. After a refusal the kind of
 // requests pauses for a second or two, and longer if it is refused again: for too many requests at once
-// (too_many_concurrent_requests or concurrent_limit_exceeded), for too many in a short time, whose limit
-// isn't published (rate_limit_exceeded), or because the servers are busy (system_busy). A refusal for lack of
-// credits (quota_exceeded) pauses nothing, because waiting doesn't help.
+// (too_many_concurrent_requests or concurrent_limit_exceeded), or for too many in a short time, whose limit
+// isn't published (rate_limit_exceeded). A refusal because the servers are busy (system_busy) or for lack of
+// credits (quota_exceeded) pauses nothing. The free plan is closed to accounts and addresses with unusual
+// activity (detected_unusual_activity). The kind of requests is then closed with throttle.ErrBanned, and
+// one request tries after each Policy.MaxPause.
 func ElevenLabs(requests int64) Provider {
-	const page = "https://elevenlabs.io/docs/overview/models"
-	atOnce := func(n int64, unit string) throttle.Tier {
-		return throttle.Tier{Limit: n, Algorithm: throttle.Concurrency, Unit: unit}
-	}
+	const page, transcripts = "https://elevenlabs.io/docs/overview/models", "https://elevenlabs.io/docs/capabilities/speech-to-text"
 	music := int64(2)
 	if requests >= 15 {
 		music = 3
 	}
-	of := func(kind string) func(*http.Request) (string, bool) {
-		return when(func(req *http.Request) bool { return elevenLabsKind(req) == kind })
+	kind := func(name, page string, atOnce int64) Scope {
+		return some(name, page, when(func(req *http.Request) bool { return elevenLabsKind(req) == name }),
+			throttle.Tier{Limit: atOnce, Algorithm: throttle.Concurrency, Unit: "concurrent"})
 	}
 	p := Provider{
 		Name: "elevenlabs",
 		Scopes: []Scope{
-			some("speech", page, of("speech"), atOnce(2*requests, "halves")),
-			some("transcripts", "https://elevenlabs.io/docs/capabilities/speech-to-text", of("transcripts"), atOnce(5*requests, "parts")),
-			some("music", page, of("music"), atOnce(music, "concurrent")),
+			kind("speech", page, requests), kind("turbo", page, 2*requests),
+			kind("transcripts", transcripts, 5*requests), kind("music", page, music),
 		},
 		Cost: func(req *http.Request) throttle.Cost {
 			switch elevenLabsKind(req) {
-			case "speech":
-				return throttle.Cost{"halves": elevenLabsHalves(req)}
+			case "":
+				return nil
 			case "transcripts":
-				return throttle.Cost{"parts": min(elevenLabsParts(req), 5*requests)}
-			case "music":
-				return throttle.Cost{"concurrent": 1}
+				return throttle.Cost{"concurrent": min(elevenLabsParts(req), 5*requests)}
 			}
-			return nil
+			return throttle.Cost{"concurrent": 1}
 		},
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{{
@@ -67,13 +67,18 @@ func ElevenLabs(requests int64) Provider {
 				Limit: answers.Field{Header: "Maximum-Concurrent-Requests"}, Used: answers.Field{Header: "Current-Concurrent-Requests"},
 			}},
 			Reasons: []answers.Field{{Path: "detail.code"}, {Path: "detail.status"}},
-			Rules: []answers.Rule{
-				{Path: "detail.status", Text: "quota_exceeded", Kind: answers.Other},
-				{Path: "detail.code", Text: "quota_exceeded", Kind: answers.Other},
-				{Status: http.StatusTooManyRequests, Kind: answers.Limited, Wide: true},
-			},
 		},
 		Hosts: []string{"api.elevenlabs.io", "api*.elevenlabs.io"},
+	}
+	for _, r := range []answers.Rule{
+		{Status: http.StatusUnauthorized, Text: "quota_exceeded", Kind: answers.Other},
+		{Status: http.StatusUnauthorized, Text: "detected_unusual_activity", Kind: answers.Banned},
+		{Status: http.StatusTooManyRequests, Text: "quota_exceeded", Kind: answers.Other},
+		{Status: http.StatusTooManyRequests, Text: "system_busy", Kind: answers.Other},
+	} {
+		for _, r.Path = range []string{"detail.status", "detail.code"} { // the former is the older one
+			p.Profile.Rules = append(p.Profile.Rules, r)
+		}
 	}
 	return p.readOn("2026-11-29")
 }
@@ -87,6 +92,9 @@ func elevenLabsKind(req *http.Request) string {
 	path, _, _ = strings.Cut(path, "/")
 	switch path {
 	case "text-to-speech", "speech-to-speech", "sound-generation", "audio-isolation", "text-to-dialogue", "text-to-voice":
+		if model := param(req, "model_id"); strings.HasPrefix(model, "eleven_flash") || strings.HasPrefix(model, "eleven_turbo") {
+			return "turbo"
+		}
 		return "speech"
 	case "speech-to-text":
 		return "transcripts"
@@ -96,21 +104,17 @@ func elevenLabsKind(req *http.Request) string {
 	return ""
 }
 
-// elevenLabsHalves returns the cost of a request in halves of one at once.
-func elevenLabsHalves(req *http.Request) int64 {
-	model := param(req, "model_id")
-	if strings.HasPrefix(model, "eleven_flash") || strings.HasPrefix(model, "eleven_turbo") {
-		return 1
-	}
-	return 2
-}
-
 // elevenLabsParts returns in how many parts at once a file is transcribed.
 func elevenLabsParts(req *http.Request) int64 {
-	const most, part = 4, 1 << 20 // bytes of 8 minutes
+	const most, part, channels = 4, 1 << 20, 5 // bytes of 8 minutes
+	params := form(req)
+	parts := min(most, max(1, (req.ContentLength+part-1)/part))
 	unknown := req.ContentLength <= 0 && req.Body != nil && req.Body != http.NoBody
-	if unknown || form(req).Has("cloud_storage_url") {
-		return most
+	if unknown || params.Has("cloud_storage_url") {
+		parts = most
 	}
-	return min(most, max(1, (req.ContentLength+part-1)/part))
+	if params.Get("use_multi_channel") == "true" {
+		parts *= channels
+	}
+	return parts
 }

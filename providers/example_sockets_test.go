@@ -93,7 +93,7 @@ func ExampleKraken_webSocket() {
 }
 
 // Each shard waits for its rate limit key, for the bot's sessions, and for the events of its connection.
-// Heartbeats overtake other events.
+// The other events leave five to heartbeats.
 func ExampleDiscord_gateway() {
 	const shard, maxConcurrency = 3, 16 // of GET /gateway/bot
 	ctx, ws := context.Background(), conn{}
@@ -108,16 +108,23 @@ func ExampleDiscord_gateway() {
 		fmt.Println(err)
 		return
 	}
-	events, err := throttle.New(p.Socket("events").Policy, nil) // of one connection
+	policy := p.Socket("events").Policy
+	events, err := throttle.New(policy, nil) // of one connection
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	policy.Tiers[0].Limit -= 5
+	others, err := throttle.New(policy, nil)
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	key := strconv.Itoa(shard % maxConcurrency)
-	if identify.Within(key, sessions).Wait(ctx) == nil && events.Wait(ctx) == nil {
+	if identify.Within(key, sessions).Wait(ctx) == nil && others.Within(events).Wait(ctx) == nil {
 		ws.send(`{"op":2}`)
 	}
-	if events.Wait(throttle.WithClass(ctx, throttle.Interactive)) == nil {
+	if events.Wait(ctx) == nil {
 		ws.send(`{"op":1}`)
 	}
 	// Output:

@@ -166,6 +166,9 @@ func TestPresetsReadFixtures(t *testing.T) {
 		{page: "twilio", preset: providers.Twilio(10)},
 		{page: "zendesk", preset: providers.Zendesk(700)},
 		{page: "x", preset: providers.X()},
+		{page: "pipedrive", preset: providers.Pipedrive(30_000)},
+		{page: "bitbucket", preset: providers.Bitbucket()},
+		{page: "elevenlabs", preset: providers.ElevenLabs(5)},
 	} {
 		read := 0
 		for _, f := range readPage(t, test.page).Responses {

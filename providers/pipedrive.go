@@ -35,15 +35,16 @@ var pipedrivePreset = Preset{
 // Authorization. Requests to api.pipedrive.com are taken to be of one company: for several, set Account.
 //
 // The day of the tokens ends at midnight in the time zone of Pipedrive's servers, which it doesn't name.
-// It is taken to be UTC. A refusal that reports no tokens left pauses the company for an hour. One that
+// So the company has its tokens in any 24 hours, until a response reports that it has more. After a refusal
+// that reports no tokens left, because others have used them, one request tries each hour. A refusal that
 // reports requests left in the 2 seconds is assumed to be about the day, too, and pauses the company for a
 // minute. Any other refusal pauses the token, or its searches, for as long as it asks, usually 10 seconds. A
 // client that goes on after refusals gets a page by Cloudflare with status 403, for a time that isn't
-// documented. The company is then closed with throttle.ErrBanned, and one request tries after each
+// documented. The token is then closed with throttle.ErrBanned, and one request tries after each
 // Policy.MaxPause. Other 403s pause nothing.
 func Pipedrive(tokens int64) Provider {
 	const page = "https://pipedrive.readme.io/docs/core-api-concepts-rate-limiting"
-	const left, daily = "X-Ratelimit-Remaining", "X-Daily-Ratelimit-Token-Remaining"
+	const left = "X-Ratelimit-Remaining"
 	const refused, penalty = http.StatusTooManyRequests, 10 * time.Second
 	reset := []answers.Field{{Header: "X-Ratelimit-Reset", Format: answers.Seconds}}
 	calls := func(ofApp bool) func(*http.Request) (string, bool) {
@@ -60,9 +61,10 @@ func Pipedrive(tokens int64) Provider {
 	burst := func(n int64, unit string) throttle.Tier {
 		return throttle.Tier{Limit: n, Window: 2 * time.Second, Unit: unit}
 	}
-	day := throttle.Tier{Limit: tokens, Algorithm: throttle.Calendar, Period: throttle.Day, Zone: "UTC"}
-	budget, writes := day, day // each of the writes costs a token and more, so that only responses limit them
-	budget.Unit, writes.Unit = "tokens", "writes"
+	budget := throttle.PerDay(tokens)
+	budget.Unit = "tokens"
+	// Each write costs tokens, so that only responses limit the writes.
+	writes := throttle.Tier{Limit: tokens, Unit: "writes", Algorithm: throttle.Calendar, Period: throttle.Day}
 	const seats = 1_000 // of a large company
 	p := Provider{
 		Name: "pipedrive",
@@ -77,16 +79,16 @@ func Pipedrive(tokens int64) Provider {
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{
 				{Window: 2 * time.Second, Read: pipedriveBurst},
-				named("daily", inHeaders("tokens", "X-Daily-Ratelimit-Token-Limit", daily, answers.Field{})),
+				{Name: "daily", Unit: "tokens", Authoritative: true, Read: pipedriveDay},
 				{Name: "writes", Unit: "writes", Remaining: answers.Field{Header: "X-Daily-Requests-Left"}},
 			},
 			Rules: []answers.Rule{
-				{Status: refused, Header: daily, Value: "0", Kind: answers.Limited, Wait: time.Hour, Wide: true, Reason: "daily"},
+				{Status: refused, Header: pipedriveLeft, Value: "0", Kind: answers.Limited, Wait: time.Hour, Wide: true, Reason: "daily"},
 				{Status: refused, Header: "X-Ratelimit-Limit", Value: pipedriveMost, Kind: answers.Limited, Delay: reset, Wait: penalty, Unit: "search", Reason: "search"},
 				{Status: refused, Header: left, Value: "0", Kind: answers.Limited, Delay: reset, Wait: penalty, Unit: "burst", Reason: "burst"},
 				{Status: refused, Header: left, Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "daily"},
 				{Status: refused, Kind: answers.Limited, Wait: penalty, Unit: "burst"},
-				{Status: http.StatusForbidden, Header: "Content-Type", Value: "text/html*", Kind: answers.Banned, Wide: true, Reason: "Cloudflare"},
+				{Status: http.StatusForbidden, Header: "Content-Type", Value: "text/html*", Kind: answers.Banned, Unit: "burst", Reason: "Cloudflare"},
 			},
 		},
 		Hosts: []string{"*.pipedrive.com"},
@@ -112,6 +114,23 @@ func pipedriveBurst(r answers.Response) []answers.Reading {
 	}
 	if left, err := strconv.ParseInt(r.Header.Get("X-Ratelimit-Remaining"), 10, 64); err == nil {
 		reading.Remaining, reading.Has = left, answers.HasRemaining
+	}
+	return []answers.Reading{reading}
+}
+
+// pipedriveLeft is the header of the tokens that are left in the day.
+const pipedriveLeft = "X-Daily-Ratelimit-Token-Remaining"
+
+// pipedriveDay reads the tokens of the day. If a refusal reports none, others have used them, and the day may
+// end at any time: the reading then counts for an hour.
+func pipedriveDay(r answers.Response) []answers.Reading {
+	var reading answers.Reading
+	reading.Limit, _ = strconv.ParseInt(r.Header.Get("X-Daily-Ratelimit-Token-Limit"), 10, 64)
+	if left, err := strconv.ParseInt(r.Header.Get(pipedriveLeft), 10, 64); err == nil && left >= 0 {
+		reading.Remaining, reading.Has = left, answers.HasRemaining
+		if left == 0 && r.Status == http.StatusTooManyRequests {
+			reading.Reset, reading.Has = time.Hour, answers.HasRemaining|answers.HasReset
+		}
 	}
 	return []answers.Reading{reading}
 }

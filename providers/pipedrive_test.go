@@ -1,8 +1,10 @@
 package providers_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -75,7 +77,7 @@ func TestPipedriveScopes(t *testing.T) {
 	checkUnlimited(t, company, "tokens of OAuth", to(t, "POST", "https://oauth.pipedrive.com/oauth/token", "a=b"))
 }
 
-// The windows are 2 seconds, and the day ends at midnight in UTC.
+// The windows are 2 seconds and, until a response reports more tokens, 24 hours.
 func TestPipedriveWindows(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -121,10 +123,12 @@ func TestPipedriveRefusals(t *testing.T) {
 		{name: "searches", first: find, reply: fakeapi.Reply{Status: 429, Header: searched}, want: 10 * time.Second},
 		{name: "searches without Retry-After", reply: fakeapi.Reply{Status: 429, Header: state(limit, "10", left, "0", reset, "5")}, want: 5 * time.Second},
 		{name: "searches alone", next: deal, reply: fakeapi.Reply{Status: 429, Header: searched}},
-		{name: "the day", first: deal, next: app, reply: fakeapi.Reply{Status: 429, Header: state(limit, "20", left, "19", reset, "2", daily, "0")}, want: 24 * time.Hour},
+		{name: "the day", first: deal, next: app, reply: fakeapi.Reply{Status: 429, Header: state(limit, "20", left, "19", reset, "2", daily, "0")}, want: time.Hour},
+		{name: "the day, with a Retry-After", next: app, reply: fakeapi.Reply{Status: 429, Header: state("Retry-After", "3", daily, "0")}, want: time.Hour},
 		{name: "presumably the day", next: app, reply: fakeapi.Reply{Status: 429, Header: state(limit, "20", left, "19", reset, "2")}, want: time.Minute},
 		{name: "the day of another company", next: to(t, "GET", "https://other.pipedrive.com/v1/deals"), reply: fakeapi.Reply{Status: 429, Header: state(limit, "20", left, "19", daily, "0")}},
-		{name: "Cloudflare", next: app, reply: page, want: closed},
+		{name: "Cloudflare", next: list, reply: page, want: closed},
+		{name: "Cloudflare's block of another token", next: app, reply: page},
 		{name: "no permission", reply: fakeapi.Reply{Status: 403, Header: state("Content-Type", "application/json"), Body: `{"success":false,"error":"Scope and URL mismatch"}`}},
 		{name: "no tokens left", next: app, reply: fakeapi.Reply{Header: state("X-Daily-RateLimit-Token-Limit", "30000", daily, "0")}, want: 24 * time.Hour},
 		{name: "no requests left", next: list, reply: fakeapi.Reply{Header: state(limit, "20", left, "0", reset, "2")}, want: 2 * time.Second},
@@ -133,6 +137,66 @@ func TestPipedriveRefusals(t *testing.T) {
 		{name: "no writes left, but reads", next: list, reply: fakeapi.Reply{Header: state("X-Daily-Requests-Left", "0")}},
 		{name: "an app's writes", first: withHeader(add, "Authorization", "Bearer a"), reply: fakeapi.Reply{Header: state("X-Daily-Requests-Left", "0")}},
 	})
+}
+
+// A pipedriveServer has 100 tokens in each day, which begins at 02:00 in UTC, for lists that cost 10. Of each day
+// others use some at once.
+type pipedriveServer struct {
+	others int
+	day    time.Time
+	left   int
+
+	refused int
+	served  []int // of each day
+}
+
+func (s *pipedriveServer) RoundTrip(req *http.Request) (*http.Response, error) {
+	if day := time.Now().Add(-2 * time.Hour).Truncate(24 * time.Hour); !day.Equal(s.day) {
+		s.day, s.left, s.served = day, 100-s.others, append(s.served, 0)
+	}
+	resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: http.NoBody, Request: req}
+	if s.left < 10 {
+		resp.StatusCode = http.StatusTooManyRequests
+		s.refused++
+	} else {
+		s.left -= 10
+		s.served[len(s.served)-1]++
+	}
+	resp.Header.Set("X-Daily-RateLimit-Token-Limit", "100")
+	resp.Header.Set("X-Daily-RateLimit-Token-Remaining", strconv.Itoa(s.left))
+	return resp, nil
+}
+
+// Whenever the day of the server begins, a client uses all of its tokens and is not refused. If others use some,
+// one request tries each hour.
+func TestPipedriveDay(t *testing.T) {
+	for _, test := range []struct {
+		others, tokens, most int // refused
+	}{{0, 100, 0}, {50, 100, 0}, {100, 100, 24 * 3}} {
+		synctest.Test(t, func(t *testing.T) {
+			time.Sleep(16 * time.Hour)
+			server := &pipedriveServer{others: test.others}
+			rt := over(t, providers.Pipedrive(100), server)
+			ctx, cancel := context.WithTimeout(t.Context(), 72*time.Hour)
+			defer cancel()
+			for ctx.Err() == nil {
+				resp, err := rt.RoundTrip(get(t, pipedrive+"v2/deals").WithContext(ctx))
+				if err != nil {
+					time.Sleep(time.Minute) // the next window is after the end
+					continue
+				}
+				resp.Body.Close()
+				time.Sleep(time.Second)
+			}
+			full := (100 - test.others) / 10
+			if n := len(server.served); server.refused > test.most || n < 3 || server.served[0] != full || server.served[1] != full {
+				t.Errorf("others use %d: %d refused, of at most %d, and %v served", test.others, server.refused, test.most, server.served)
+			}
+			if test.others == 100 && server.refused < 24 {
+				t.Errorf("%d tried in 3 days without tokens", server.refused)
+			}
+		})
+	}
 }
 
 // A refusal says which limit it is about, and who waits for how long.
@@ -150,7 +214,7 @@ func TestPipedriveReads(t *testing.T) {
 			answers.Refusal{Kind: answers.Limited, Delay: 10 * time.Second, Known: true, Unit: "burst", Reason: "burst"}},
 		{429, []string{"X-Ratelimit-Limit", "20", "X-Ratelimit-Remaining", "3"},
 			answers.Refusal{Kind: answers.Limited, Delay: time.Minute, Known: true, Wide: true, Reason: "daily"}},
-		{403, []string{"Content-Type", "text/html"}, answers.Refusal{Kind: answers.Banned, Wide: true, Reason: "Cloudflare"}},
+		{403, []string{"Content-Type", "text/html"}, answers.Refusal{Kind: answers.Banned, Unit: "burst", Reason: "Cloudflare"}},
 		{403, []string{"Content-Type", "application/json"}, answers.Refusal{}},
 	} {
 		h := http.Header{}

@@ -166,7 +166,8 @@ func (b *binanceSocket) send(at time.Time, connection, kind string) string {
 // github.com/binance/binance-spot-api-docs@a5e0bc3:web-socket-api.md, "Rate limits", and errors.md,
 // read 2026-11-29: 300 connections per attempt in 5 minutes and address; connecting costs 2 of the
 // weight; 6,000 of weight in each minute of the clock and address, over all connections; orders by
-// account, 50 in each 10 seconds of the clock and 160,000 in each day of UTC; 429 beyond, with a
+// account, shared with REST, in each 10 seconds of the clock and in each day of UTC: 100 and 200,000 as
+// GET /api/v3/exchangeInfo has reported, where the examples have 50 and 160,000; 429 beyond, with a
 // retryAfter, and 418 from 2 minutes to 3 days for an address that goes on. How often it must do so
 // is not told: here the next request before retryAfter bans. PING and PONG frames have no limit in
 // it; a request "ping" weighs 1.
@@ -222,7 +223,7 @@ func (b *binanceSocketAPI) send(at time.Time, connection, kind string) string {
 		n      float64
 		window time.Duration
 		text   string
-	}{{50, 10 * time.Second, "10 SECOND"}, {160_000, 24 * time.Hour, "1 DAY"}} {
+	}{{100, 10 * time.Second, "10 SECOND"}, {200_000, 24 * time.Hour, "1 DAY"}} {
 		if b.orders.clock("", at, limit.window) >= limit.n {
 			return fmt.Sprintf("429 -1015 Too many new orders; current limit is %v orders per %s.", limit.n, limit.text)
 		}
@@ -464,7 +465,7 @@ func TestSocketStandIns(t *testing.T) {
 		{"Binance Futures, messages", futures, "list", 99 * time.Millisecond, 10, "close 1008: ", 0, false},
 		{"Binance Futures, streams", futures, "subscribe 50", time.Second, 4, "closed: more than 200 ", 0, false},
 		{"Binance API, weight", api, "depth 250", time.Millisecond, 24, "429 -1003 ", time.Minute, true},
-		{"Binance API, orders", api, "order.place 1", time.Millisecond, 50, "429 -1015 ", 10 * time.Second, true},
+		{"Binance API, orders", api, "order.place 1", time.Millisecond, 100, "429 -1015 ", 10 * time.Second, true},
 		{"Binance API, connections", api, "", time.Millisecond, 300, "-1034 ", 5 * time.Minute, false},
 		{"Kraken, connections", kraken, "", time.Second, 150, "429 ", 10 * time.Minute, false},
 		{"Kraken, messages", slow, "subscribe", time.Millisecond, 20, `{"Error": "Exceeded msg rate"}`, time.Second, true},
