@@ -166,6 +166,9 @@ func TestPresetsReadFixtures(t *testing.T) {
 		{page: "twilio", preset: providers.Twilio(10)},
 		{page: "zendesk", preset: providers.Zendesk(700)},
 		{page: "x", preset: providers.X()},
+		{page: "xero", preset: providers.Xero(5_000)},
+		{page: "asana", preset: providers.Asana(1_500)},
+		{page: "intercom", preset: providers.Intercom()},
 	} {
 		read := 0
 		for _, f := range readPage(t, test.page).Responses {

@@ -86,6 +86,9 @@ var saturations = []saturation{
 	{rules: "okta", preset: providers.Okta, workers: 24, length: 125 * time.Second, floor: 0.9},
 	{rules: "bedrock", preset: func() providers.Provider { return providers.Bedrock(100, 40_000) }, workers: 16, length: 3 * time.Minute, floor: 0.8},
 	{rules: "krakenfutures", preset: providers.KrakenFutures, workers: 24, length: 21 * time.Second, floor: 0.9},
+	{rules: "xero", preset: func() providers.Provider { return providers.Xero(5_000) }, workers: 16, length: 4 * time.Minute, floor: 0.9},
+	{rules: "asana", preset: func() providers.Provider { return providers.Asana(1_500) }, workers: 60, length: 4 * time.Minute, floor: 0.9},
+	{rules: "intercom", preset: providers.Intercom, workers: 64, length: 40 * time.Second, floor: 0.9},
 }
 
 // A preset with many workers is never refused, and uses nearly all that its API gives.
