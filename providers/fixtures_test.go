@@ -169,6 +169,7 @@ func TestPresetsReadFixtures(t *testing.T) {
 		{page: "xero", preset: providers.Xero(5_000)},
 		{page: "asana", preset: providers.Asana(1_500)},
 		{page: "intercom", preset: providers.Intercom()},
+		{page: "monday", preset: providers.Monday(10_000)},
 	} {
 		read := 0
 		for _, f := range readPage(t, test.page).Responses {

@@ -89,6 +89,7 @@ var saturations = []saturation{
 	{rules: "xero", preset: func() providers.Provider { return providers.Xero(5_000) }, workers: 16, length: 4 * time.Minute, floor: 0.9},
 	{rules: "asana", preset: func() providers.Provider { return providers.Asana(1_500) }, workers: 60, length: 4 * time.Minute, floor: 0.9},
 	{rules: "intercom", preset: providers.Intercom, workers: 64, length: 40 * time.Second, floor: 0.9},
+	{rules: "monday", preset: func() providers.Provider { return providers.Monday(10_000) }, workers: 64, length: 3 * time.Minute, floor: 0.9},
 }
 
 // A preset with many workers is never refused, and uses nearly all that its API gives.
