@@ -169,6 +169,10 @@ func TestPresetsReadFixtures(t *testing.T) {
 		{page: "pipedrive", preset: providers.Pipedrive(30_000)},
 		{page: "bitbucket", preset: providers.Bitbucket()},
 		{page: "elevenlabs", preset: providers.ElevenLabs(5)},
+		{page: "xero", preset: providers.Xero(5_000)},
+		{page: "asana", preset: providers.Asana(1_500)},
+		{page: "intercom", preset: providers.Intercom()},
+		{page: "monday", preset: providers.Monday(10_000)},
 	} {
 		read := 0
 		for _, f := range readPage(t, test.page).Responses {

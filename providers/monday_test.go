@@ -163,17 +163,18 @@ func TestMondayRefusals(t *testing.T) {
 		{name: "points, by a mutation", first: board, next: small, reply: coded(429, "COMPLEXITY_BUDGET_EXHAUSTED", `,"retry_in_seconds":60,"status_code":429`), want: time.Minute},
 		{name: "points, with an error_code", first: small, want: 16 * time.Second,
 			reply: fakeapi.Reply{Body: `{"error_code":"ComplexityException","status_code":429,"error_message":"Complexity budget exhausted, query cost 222080 budget remaining 747 out of 10000000 reset in 16 seconds","error_data":{},"errors":["Complexity budget exhausted, query cost 222080 budget remaining 747 out of 10000000 reset in 16 seconds"],"account_id":1}`}},
-		{name: "points, with another error_code", reply: fakeapi.Reply{Body: `{"errors":["Complexity budget exhausted, query cost 222250 budget remaining 214980 out of 10000000 reset in 3 seconds"],"error_code":"complexityBudgetExhausted"}`}, want: 3 * time.Second},
-		{name: "points, texts alone", reply: fakeapi.Reply{Body: `{"errors":["Complexity budget exhausted, reset in 3 seconds"]}`}, want: 3 * time.Second},
-		{name: "a field", reply: fakeapi.Reply{Body: `{"error_message":"Concurrency limit exceeded for the field","error_code":"FIELD_LIMIT_EXCEEDED","error_data":{"retry_in_seconds":15,"entity":"boards"},"status_code":429}`}, want: 15 * time.Second},
+		{name: "points, with another error_code", reply: fakeapi.Reply{Body: `{"errors":["Complexity budget exhausted, query cost 222250 budget remaining 214980 out of 10000000 reset in 3 seconds"],"status_code":429,"error_message":"Complexity budget exhausted, query cost 222250 budget remaining 214980 out of 10000000 reset in 3 seconds","error_code":"complexityBudgetExhausted"}`}, want: 3 * time.Second},
+		{name: "a field", reply: fakeapi.Reply{Body: `{"error_message":"Concurrency limit exceeded for the field","error_code":"FIELD_LIMIT_EXCEEDED","error_data":{"retry_in_seconds":15,"entity":"boards"},"status_code":429}`}},
+		{name: "a field, among others", reply: coded(200, "FIELD_LIMIT_EXCEEDED", `,"status_code":429,"retry_in_seconds":15`)},
+		{name: "an idempotency key", reply: coded(409, "IDEMPOTENCY_CONFLICT", "")},
+		{name: "too complex, with a code", reply: coded(429, "REQUEST_MAX_COMPLEXITY_EXCEEDED", "")},
 		{name: "too many at once", reply: coded(200, "maxConcurrencyExceeded", ""), want: backoff},
 		{name: "the minute", reply: fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "38"}, Body: `{"errors":[{"message":"Minute limit rate exceeded"}]}`}, want: 38 * time.Second},
-		{name: "the minute, 200", reply: fakeapi.Reply{Header: map[string]string{"Retry-After": "38"}, Body: `{"errors":[{"message":"Minute limit rate exceeded"}]}`}, want: 38 * time.Second},
 		{name: "a status in the body", reply: coded(200, "SOMETHING", `,"status_code":429,"retry_in_seconds":4`), want: 4 * time.Second},
 		{name: "the address", reply: coded(429, "IP_RATE_LIMIT_EXCEEDED", `,"retry_in_seconds":9`), want: 9 * time.Second},
 		{name: "boards", first: board, reply: fakeapi.Reply{Status: 429, Body: `{"errors":[{"message":"Call limit exceeded for CreateBoard"}]}`}, want: time.Minute},
 		{name: "boards alone", first: board, next: small, reply: fakeapi.Reply{Status: 429, Body: `{"errors":[{"message":"Call limit exceeded for CreateBoard"}]}`}},
-		{name: "blocked", first: small, reply: coded(200, "API_TEMPORARILY_BLOCKED", ""), want: backoff},
+		{name: "an outage", first: small, reply: coded(200, "API_TEMPORARILY_BLOCKED", "")},
 		{name: "too complex", reply: fakeapi.Reply{Body: `{"errors":[{"message":"Query has complexity of 1016020, which exceeds max complexity of 1000000"}]}`}},
 		{name: "locked", reply: fakeapi.Reply{Status: 423, Header: map[string]string{"Retry-After": "5"}}},
 		{name: "not allowed", reply: coded(200, "UserUnauthorizedException", `,"status_code":403`)},
@@ -190,7 +191,10 @@ func TestMondayRefusals(t *testing.T) {
 		p.Scope("account").Policy.MaxPause = 24 * time.Hour
 		return p
 	}
-	checkRefusals(t, day, []refusalTest{{name: "the day", first: small, reply: coded(200, "DAILY_LIMIT_EXCEEDED", ""), want: 24 * time.Hour}})
+	checkRefusals(t, day, []refusalTest{
+		{name: "the day", first: small, reply: coded(200, "DAILY_LIMIT_EXCEEDED", ""), want: 24 * time.Hour},
+		{name: "the day, with an error_code", first: small, reply: fakeapi.Reply{Status: 429, Body: `{"error_code":"DAILY_LIMIT_EXCEEDED"}`}, want: 24 * time.Hour},
+	})
 }
 
 // Points that others have used count.
@@ -252,31 +256,6 @@ func TestMondayFollows(t *testing.T) {
 			}
 			if want := min(test.points, 10_000_000); got["requests"]+got[""] != test.minute || got["points"] != want {
 				t.Errorf("%+v: %v", test, got)
-			}
-		})
-	}
-}
-
-// A query is charged at most what a query may cost, and what fits into the known budget.
-func TestMondayMost(t *testing.T) {
-	for _, test := range []struct{ budget, cost, want int64 }{{1_000_000, 900_000, 1_000_000}, {10_000_000, 4_500_000, 5_000_000}} {
-		synctest.Test(t, func(t *testing.T) {
-			p := providers.Monday(1_000)
-			server := replying{
-				Header: map[string]string{
-					"RateLimit-Policy": fmt.Sprintf(`"complexityMinute";q=%d;w=60;qu="content-bytes"`, test.budget),
-					"RateLimit":        fmt.Sprintf(`"complexityMinute";r=%d`, test.budget-test.cost),
-				},
-				Body: fmt.Sprintf(`{"data":{"complexity":{"query":%d}}}`, test.cost),
-			}
-			rt := over(t, p, &server)
-			next := mondayQuery(t, "query { me { id } }", 1)
-			for range 2 {
-				send(t, rt, next())
-				time.Sleep(2 * time.Minute)
-			}
-			if got := p.Cost(next())["points"]; got != test.want {
-				t.Errorf("%+v: %d points", test, got)
 			}
 		})
 	}

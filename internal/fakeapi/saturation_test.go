@@ -89,6 +89,10 @@ var saturations = []saturation{
 	{rules: "pipedrive", preset: func() providers.Provider { return providers.Pipedrive(30_000) }, workers: 48, length: 40 * time.Second, floor: 0.9},
 	{rules: "bitbucket", preset: providers.Bitbucket, workers: 48, length: 121 * time.Minute, floor: 0.9},
 	{rules: "elevenlabs", preset: func() providers.Provider { return providers.ElevenLabs(5) }, workers: 64, length: 20 * time.Second, floor: 0.9},
+	{rules: "xero", preset: func() providers.Provider { return providers.Xero(5_000) }, workers: 16, length: 4 * time.Minute, floor: 0.9},
+	{rules: "asana", preset: func() providers.Provider { return providers.Asana(1_500) }, workers: 60, length: 4 * time.Minute, floor: 0.9},
+	{rules: "intercom", preset: providers.Intercom, workers: 64, length: 40 * time.Second, floor: 0.9},
+	{rules: "monday", preset: func() providers.Provider { return providers.Monday(10_000) }, workers: 64, length: 3 * time.Minute, floor: 0.9},
 }
 
 // A preset with many workers is never refused, and uses nearly all that its API gives.
