@@ -166,6 +166,10 @@ func TestPresetsReadFixtures(t *testing.T) {
 		{page: "twilio", preset: providers.Twilio(10)},
 		{page: "zendesk", preset: providers.Zendesk(700)},
 		{page: "x", preset: providers.X()},
+		{page: "vertexai", preset: providers.VertexAI(0, 0, 0)},
+		{page: "googleads", preset: providers.GoogleAds(15_000)},
+		{page: "linkedin", preset: providers.LinkedIn(0, 0)},
+		{page: "quickbooks", preset: providers.QuickBooks()},
 	} {
 		read := 0
 		for _, f := range readPage(t, test.page).Responses {
