@@ -103,7 +103,6 @@ func googleAdsProfile() (p answers.Profile) {
 		p.Rules = append(p.Rules,
 			answers.Rule{Status: status, Path: code, Text: "PAYMENTS_PROFILE_ACTIVATION_RATE_LIMIT_EXCEEDED", Kind: answers.Other}, // for a week
 			answers.Rule{Status: status, Path: quota + "rateScope", Text: "DEVELOPER", Kind: answers.Limited, Unit: "operations"},
-			answers.Rule{Status: status, Path: code, Text: "*", Kind: answers.Limited},
 		)
 	}
 	p.RetryAfter = append([]answers.Field{{Header: "Retry-After", Format: answers.RetryAfter}}, p.RetryAfter...)

@@ -120,6 +120,7 @@ func TestGoogleAdsRefusals(t *testing.T) {
 			{name: "the developer", next: other, reply: limited(developer), want: 20 * time.Second},
 			{name: "the developer in a stream", next: other, reply: limited("[" + developer + "]"), want: 20 * time.Second},
 			{name: "the day", next: other, reply: limited(day), want: closed},
+			{name: "the exact wait", reply: limited(failure("RESOURCE_TEMPORARILY_EXHAUSTED", "a", quota("ACCOUNT", "a", "8.5s"))), want: 8_500 * time.Millisecond},
 			{name: "the message alone", reply: limited(failure("RESOURCE_EXHAUSTED", "Too many requests. Retry in 12 seconds.", "")), want: 12 * time.Second},
 			{name: "a payments profile", next: other, reply: limited(failure("PAYMENTS_PROFILE_ACTIVATION_RATE_LIMIT_EXCEEDED", "Wait.", quota("DEVELOPER", "a", "20s")))},
 			{name: "a plan", first: ideas, reply: limited(failure("RESOURCE_EXHAUSTED", "Too many requests. Retry in 5 seconds.", quota("ACCOUNT", "a", "5s"))), want: 5 * time.Second},

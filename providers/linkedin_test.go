@@ -45,6 +45,12 @@ func TestLinkedIn(t *testing.T) {
 			t.Errorf("%s: %v, want %d a day", scope, tiers, want)
 		}
 	}
+	if got := p.Cost(linkedIn(t, "a", "GET", analytics)()); got["member"] != 1 || got["application"] != 1 || len(got) != 2 {
+		t.Errorf("a call costs %v", got)
+	}
+	if p := providers.LinkedIn(1, 1); p.Scope("member") == nil || p.Scope("application") == nil {
+		t.Error("one call a day is no limit")
+	}
 	for path, want := range map[string]string{
 		"/rest/posts/urn%3Ali%3Ashare%3A7012":             "GET /rest/posts/*",
 		"/v2/people/(id:abc)":                             "GET /v2/people/*",

@@ -114,6 +114,9 @@ func TestVertexAILimits(t *testing.T) {
 	checkBurst(t, large, "embeddings", 5, embed(t, "gemini-embedding-001", "embedContent", 1))
 	checkBurst(t, large, "embeddings of the second kind", 10, embed(t, "gemini-embedding-2", "embedContent", 1))
 	p := providers.VertexAI(0, 0, 0)
+	if got := providers.VertexAI(1, 0, 0).Scope("partner").Policy.Tiers[0]; got != throttle.PerMinute(1) {
+		t.Errorf("one request a minute is %v", got)
+	}
 	for scope, want := range map[string]throttle.Tier{
 		"predict": throttle.PerMinute(30_000), "embeddings-2": throttle.PerMinute(40_000),
 		"model": {Limit: 5, Window: time.Second, Algorithm: throttle.GCRA, Burst: 1, Learn: throttle.Learn{Most: 500}},
