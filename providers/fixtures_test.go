@@ -173,6 +173,10 @@ func TestPresetsReadFixtures(t *testing.T) {
 		{page: "asana", preset: providers.Asana(1_500)},
 		{page: "intercom", preset: providers.Intercom()},
 		{page: "monday", preset: providers.Monday(10_000)},
+		{page: "vertexai", preset: providers.VertexAI(0, 0, 0)},
+		{page: "googleads", preset: providers.GoogleAds(15_000)},
+		{page: "linkedin", preset: providers.LinkedIn(0, 0)},
+		{page: "quickbooks", preset: providers.QuickBooks()},
 	} {
 		read := 0
 		for _, f := range readPage(t, test.page).Responses {

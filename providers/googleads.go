@@ -36,9 +36,9 @@ var googleAdsPreset = Preset{
 // So the rate of a customer is learned from refusals, as [Unknown] learns that of a host: it starts with 10
 // a second, and grows to 1,000. Requests of the planning services have the limits above instead.
 //
-// A refusal pauses what it says it is of, the customer or the project, for the time that it names. After one
-// for the day, requests wait for hours if Policy.MaxPause allows it. If not, the quota is closed with
-// throttle.ErrBanned, and one request tries after each MaxPause.
+// A refusal says whether the customer or the project has sent too much, and pauses it for the time in the
+// error. After one for the day, requests wait for hours if Policy.MaxPause allows it. If not, the quota is
+// closed with throttle.ErrBanned, and one request tries after each MaxPause.
 func GoogleAds(perDay int64) Provider {
 	const page, rates = "https://developers.google.com/google-ads/api/docs/best-practices/quotas", "https://developers.google.com/google-ads/api/docs/productionize/rate-limits"
 	of := func(actions ...string) func(*http.Request) (string, bool) {

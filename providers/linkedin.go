@@ -18,16 +18,17 @@ var linkedInPreset = Preset{
 	call: func(a arguments) Provider { return LinkedIn(a.number("per_day"), a.number("per_member")) },
 }
 
-// LinkedIn is the API of LinkedIn, with the limits of one app and of each member who uses it, whom the token
-// names. Days begin at midnight UTC.
+// LinkedIn is the API of LinkedIn, with the limits of one app and of each of its members. The token of a
+// request is its member. Days begin at midnight UTC.
 //
 // The development tier of the Community Management API has 500 calls a day, 100 of them for one member, over
 // all endpoints: the arguments are these. In the standard tier, and in other products, each endpoint has
 // limits of its own, for the app and for a member. LinkedIn shows those of the app in the Developer Portal and
 // publishes none, but that Share on LinkedIn has 100,000 posts a day of the app and 150 of a member, and that a
 // member has 600 requests a minute for the users of segments, 300 for their companies, and 600 a minute and
-// 300,000 a day for conversion events. So 0 limits nothing else, until a refusal names the limit. If you know
-// the limits of endpoints, set them:
+// 300,000 a day for conversion events. So 0 limits nothing else, until a refusal. If you know the limits of
+// endpoints, set them in the scopes "endpoint" and "member endpoint". Name all that you use, because the
+// others then share one quota, and its pauses:
 //
 //	p := providers.LinkedIn(0, 0)
 //	analytics := p.Scope("endpoint").Policy.Tiers[0]

@@ -52,8 +52,9 @@ var vertexAIPreset = Preset{
 //
 // Until the response reports the tokens, a request is charged an estimate, as for [Anthropic]: input that
 // the model reads from its prompt cache is free, and the output is what earlier answers make likely.
-// Google doesn't document what it reserves for an answer. The responses of predict don't report tokens in
-// one place, so their estimate stands.
+// Google documents that it reserves an estimate and refunds the rest, but not whether the estimate of the
+// output is max_tokens. If it is, Google refuses some requests with a large one, so set max_tokens to what
+// answers need. The responses of predict don't report tokens in one place, so their estimate stands.
 //
 // Google doesn't document the kind of window of a minute, so minutes roll. A refusal names no wait. It
 // pauses its model, or lowers the rate that was learned.
@@ -110,7 +111,7 @@ func vertexRules() (rules []answers.Rule) {
 // inOpenAI is the action of a call in OpenAI's protocol, whose body names the model.
 const inOpenAI = "completions"
 
-// A vertexCall is what a request asks of a model.
+// A vertexCall is the call of a model in a request.
 type vertexCall struct{ project, location, publisher, model, action string }
 
 // vertexCallOf returns the call of a request, or false if no model answers it.
@@ -215,7 +216,7 @@ func (a *vertexAI) settle(req *http.Request) func(throttle.Cost) throttle.Cost {
 		p := a.bodies.Take(req)
 		return a.learn(p, c.question(p))
 	case c.action == inOpenAI:
-		a.bodies.Take(req) // forgets the body
+		a.bodies.Take(req) // drops the body
 	}
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/internal/fixtures"
@@ -93,6 +94,30 @@ var saturations = []saturation{
 	{rules: "asana", preset: func() providers.Provider { return providers.Asana(1_500) }, workers: 60, length: 4 * time.Minute, floor: 0.9},
 	{rules: "intercom", preset: providers.Intercom, workers: 64, length: 40 * time.Second, floor: 0.9},
 	{rules: "monday", preset: func() providers.Provider { return providers.Monday(10_000) }, workers: 64, length: 3 * time.Minute, floor: 0.9},
+	{rules: "vertexai", preset: func() providers.Provider { return providers.VertexAI(25, 60_000, 6_000) }, workers: 28, length: 3 * time.Minute, floor: 0.8, unforeseen: map[string]string{
+		// A client that charges max_tokens has few requests in flight, if it sets a large one: with 64,000 of
+		// 150,000 a minute, two.
+		"output": "Google documents an estimate that is refunded, and not whether it is max_tokens",
+	}},
+	{rules: "googleads", preset: func() providers.Provider { return providers.GoogleAds(15_000) }, workers: 28, length: 25 * time.Second, floor: 0.9},
+	{rules: "linkedin", preset: func() providers.Provider { return linkedIn(1000, 250) }, workers: 20, length: 3 * time.Minute, floor: 0.9},
+	{rules: "quickbooks", preset: providers.QuickBooks, workers: 40, length: 2 * time.Minute, floor: 0.9},
+}
+
+// linkedIn returns the preset of LinkedIn for an app in the standard tier, whose limits hold for each endpoint.
+func linkedIn(perDay, perMember int64) providers.Provider {
+	p := providers.LinkedIn(0, 0)
+	for scope, limit := range map[string]int64{"endpoint": perDay, "member endpoint": perMember} {
+		s := p.Scope(scope)
+		tier := s.Policy.Tiers[0]
+		tier.Limit = limit
+		limits := make(map[string][]throttle.Tier)
+		for _, name := range []string{"GET /rest/organizations/*", "POST /rest/posts", "GET /rest/adAnalytics", "GET /v2/userinfo"} {
+			limits[name] = []throttle.Tier{tier}
+		}
+		s.Models = providers.NewModels(limits)
+	}
+	return p
 }
 
 // A preset with many workers is never refused, and uses nearly all that its API gives.
