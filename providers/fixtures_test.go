@@ -166,6 +166,10 @@ func TestPresetsReadFixtures(t *testing.T) {
 		{page: "twilio", preset: providers.Twilio(10)},
 		{page: "zendesk", preset: providers.Zendesk(700)},
 		{page: "x", preset: providers.X()},
+		{page: "linear", preset: providers.Linear()},
+		{page: "clickup", preset: providers.ClickUp(100)},
+		{page: "datadog", preset: providers.Datadog()},
+		{page: "klaviyo", preset: providers.Klaviyo()},
 	} {
 		read := 0
 		for _, f := range readPage(t, test.page).Responses {

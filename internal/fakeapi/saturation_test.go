@@ -86,6 +86,10 @@ var saturations = []saturation{
 	{rules: "okta", preset: providers.Okta, workers: 24, length: 125 * time.Second, floor: 0.9},
 	{rules: "bedrock", preset: func() providers.Provider { return providers.Bedrock(100, 40_000) }, workers: 16, length: 3 * time.Minute, floor: 0.8},
 	{rules: "krakenfutures", preset: providers.KrakenFutures, workers: 24, length: 21 * time.Second, floor: 0.9},
+	{rules: "linear", preset: providers.Linear, workers: 32, length: 10 * time.Minute, floor: 0.9},
+	{rules: "clickup", preset: func() providers.Provider { return providers.ClickUp(100) }, workers: 16, length: 5 * time.Minute, floor: 0.9},
+	{rules: "datadog", preset: providers.Datadog, workers: 36, length: 11 * time.Minute, floor: 0.9},
+	{rules: "klaviyo", preset: providers.Klaviyo, workers: 48, length: 5 * time.Minute, floor: 0.9},
 }
 
 // A preset with many workers is never refused, and uses nearly all that its API gives.
