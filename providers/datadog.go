@@ -54,18 +54,19 @@ func Datadog() Provider {
 	}
 	for i := range datadogLimits {
 		l := &datadogLimits[i]
+		tiers := datadogTiers("", l.tier)
+		if l.name == "logs" {
+			tiers[2].Limit = 300 // of an hour: responses had the one or the other
+		}
 		p.Scopes = append(p.Scopes, some(l.name, l.page, func(req *http.Request) (string, bool) {
 			key, counts := l.key(req.Method, datadogPath(req))
 			return hostOf(req) + " " + key, counts
-		}, datadogTiers("", l.tier)...))
+		}, tiers...))
 	}
 	p.Scopes = append(p.Scopes, some("endpoint", datadogPage, datadogOther, datadogTiers(datadogUnlisted, throttle.Tier{Limit: 10, Window: 10 * time.Second})...))
 	for i := range p.Scopes {
 		p.Scopes[i].Policy.MaxPause = time.Hour + time.Minute
 	}
-	logs := p.Scope("logs").Policy.Tiers // either limit was recorded
-	logs[0].Limit, logs[1].Limit = 10, 60
-	p.Scope("logs").preset = slices.Clone(logs)
 	return p.readOn("2026-11-29")
 }
 
@@ -84,7 +85,7 @@ var datadogLimits = []endpointLimit{
 	{"events", datadogPage, together, throttle.PerMinute(250_000), []string{"POST v1/events", "POST v2/events"}},
 	{"spans", datadogSpans, perEndpoint, throttle.PerHour(300), []string{"GET v2/spans/events", "POST v2/spans/events/search", "POST v2/spans/analytics/aggregate"}},
 	{"traces", datadogTraces, perEndpoint, throttle.PerMinute(60), []string{"GET v2/trace/*", "GET v2/pruned_trace/*"}},
-	{"logs", datadogOld, together, throttle.PerHour(300), []string{"POST v1/logs-queries/list", "GET v2/logs/events", "POST v2/logs/events/search"}},
+	{"logs", datadogOld, together, datadogTen(10), []string{"POST v1/logs-queries/list", "GET v2/logs/events", "POST v2/logs/events/search"}},
 	{"query", datadogOld, together, throttle.PerHour(600), []string{"GET v1/query"}},
 	{"metrics", datadogOld, together, throttle.PerHour(100), []string{"GET v1/metrics"}},
 	{"snapshot", datadogOld, together, throttle.PerHour(60), []string{"GET v1/graph/snapshot"}},

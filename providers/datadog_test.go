@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -60,6 +61,8 @@ func TestDatadogFollows(t *testing.T) {
 		least         float64
 	}{
 		{"POST /api/v2/logs/events/search", 300, 3600, false, 2 * time.Hour, 600},
+		{"POST /api/v2/logs/events/search", 300, 3600, false, time.Minute, 300},
+		{"POST /api/v2/logs/events/search", 300, 3600, true, 2 * time.Hour, 600},
 		{"POST /api/v2/logs/events/search", 10, 10, false, 10 * time.Minute, 0.95 * 600},
 		{"GET /api/v1/query", 600, 3600, false, 2 * time.Hour, 1_200},
 		{"GET /api/v1/query", 1_600, 3600, false, 2 * time.Hour, 3_200},
@@ -121,7 +124,12 @@ func TestDatadogLimits(t *testing.T) {
 		t.Errorf("events have %v, want 250,000 a minute", tier)
 	}
 	for _, url := range []string{datadog + "/api/v1/events", "https://event-management-intake.datadoghq.com/api/v2/events"} {
-		if _, counts := events.Scope("events").Key(to(t, "POST", url, "{}")()); !counts {
+		transport, err := events.Transport(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req := to(t, "POST", url, "{}")()
+		if _, counts := events.Scope("events").Key(req); !counts || transport.Route(req) == nil {
 			t.Errorf("POST %s counts as no event", url)
 		}
 	}
@@ -143,6 +151,9 @@ func TestDatadogUnlisted(t *testing.T) {
 		if _, _, took := send(t, rt, get(t, datadog+"/api/v2/others")); took > 0 {
 			t.Errorf("another endpoint waited %v", took)
 		}
+		if _, _, took := send(t, rt, get(t, "https://api.datadoghq.eu/api/v2/novelties/1")); took > 0 {
+			t.Errorf("another site waited %v", took)
+		}
 	})
 }
 
@@ -156,11 +167,19 @@ func TestDatadogRefusals(t *testing.T) {
 	checkRefusals(t, providers.Datadog, []refusalTest{
 		{name: "a reset", first: query, reply: refused("1298"), want: 1298 * time.Second},
 		{name: "another endpoint", next: metrics, reply: refused("1298")},
+		{name: "a reset of zero", reply: refused("0"), want: time.Second},
 		{name: "only a period", reply: fakeapi.Reply{Status: 429, Header: map[string]string{"X-Ratelimit-Period": "10"}}, want: 10 * time.Second},
 		{name: "a text", reply: fakeapi.Reply{Status: 429, Body: body}, want: time.Hour},
 		{name: "no wait", reply: fakeapi.Reply{Status: 429, Body: "<html>"}, want: backoff},
 		{name: "none left", reply: fakeapi.Reply{Header: map[string]string{"X-Ratelimit-Limit": "600", "X-Ratelimit-Period": "3600", "X-Ratelimit-Remaining": "0", "X-Ratelimit-Reset": "100"}}, want: 101 * time.Second},
 	})
+}
+
+// A refusal without headers says nothing of a limit.
+func TestDatadogRefusalNamesNoLimit(t *testing.T) {
+	if got := providers.Datadog().Profile.Read(answers.Response{Status: 429, Got: time.Now()}); len(got.Readings) > 0 {
+		t.Errorf("read as %+v", got.Readings)
+	}
 }
 
 // A limit that the caller sets holds.
