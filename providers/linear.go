@@ -27,10 +27,11 @@ var linearPreset = Preset{Name: "linear", Constructor: "Linear()", kind: "Code a
 // have the same text and the same variables except for strings, have cost more, the charge is what they
 // cost. A query that can't be read is charged 10,000 points, which is the most that Linear allows one query.
 //
-// A refusal has status 400, or sometimes 200 or 429, and the code RATELIMITED. It pauses the user, token or
-// address until the reset of what has nothing left. Some queries and mutations have limits of their own,
-// which Linear doesn't publish. A refusal by one of these has headers of an endpoint, and pauses only the
-// requests with the same fields at their root.
+// A refusal has status 400, or sometimes 200 or 429, and the code RATELIMITED or only its message. It pauses
+// the user, token or address briefly: responses name a reset that is always an hour away, but the buckets
+// gain all the time. Some queries and mutations have limits of their own, which Linear doesn't publish. A
+// refusal by one of these has headers of an endpoint, and pauses only the requests with the same fields at
+// their root, until the reset that the headers name.
 func Linear() Provider {
 	const page = "https://linear.app/developers/rate-limiting"
 	endpoint := some("endpoint", page, linearEndpoint, noLimit)
@@ -88,14 +89,13 @@ func linearProfile() answers.Profile {
 	}
 	for _, status := range []int{http.StatusBadRequest, http.StatusTooManyRequests, http.StatusOK} {
 		limited := answers.Rule{Method: http.MethodPost, Status: status, Path: "errors.*.extensions.code", Text: "RATELIMITED", Kind: answers.Limited}
-		for _, what := range []string{"Endpoint-Requests", "Requests", "Complexity"} {
-			r := limited
-			r.Header, r.Value, r.Wide = of+what+"-Remaining", "0", what != "Endpoint-Requests"
-			r.Delay = []answers.Field{{Header: of + what + "-Reset", Format: answers.EpochMillis}}
-			p.Rules = append(p.Rules, r)
-		}
+		endpoint := limited
+		endpoint.Header, endpoint.Value = of+"Endpoint-Requests-Remaining", "0"
+		endpoint.Delay = []answers.Field{{Header: of + "Endpoint-Requests-Reset", Format: answers.EpochMillis}}
 		limited.Wide = true
-		p.Rules = append(p.Rules, limited)
+		bare := limited // without a code
+		bare.Path, bare.Text = "errors.*.message", "Rate limit exceeded. Only *"
+		p.Rules = append(p.Rules, endpoint, limited, bare)
 	}
 	p.Rules = append(p.Rules, answers.Rule{Status: http.StatusTooManyRequests, Kind: answers.Limited, Wide: true})
 	return p
