@@ -37,18 +37,17 @@ func Klaviyo() Provider {
 	const reference = "https://github.com/klaviyo/openapi/blob/f0a30ba/openapi/stable.json"
 	p := Provider{
 		Name: "klaviyo",
-		Scopes: []Scope{
-			some("reduced XS", reference, klaviyoReduced("XS"), klaviyoTiers("1/15")...),
-			some("reduced M", reference, klaviyoReduced("M"), klaviyoTiers("10/150")...),
-		},
 		Profile: answers.Profile{
-			Quotas: []answers.Quota{ietf.Quota("RateLimit")},
+			Quotas: []answers.Quota{{Read: klaviyoReadings}},
 			Rules: []answers.Rule{{Status: http.StatusTooManyRequests, Kind: answers.Limited, Delay: []answers.Field{
 				{Path: "errors.*.detail", After: "available in ", Format: answers.Duration},
 				{Path: "detail", After: "available in ", Format: answers.Duration},
 			}}},
 		},
 		Hosts: []string{"a.klaviyo.com"},
+	}
+	for _, size := range []string{"XS", "M"} {
+		p.Scopes = append(p.Scopes, some("reduced "+size, reference, klaviyoReduced(size), klaviyoTiers(klaviyoSizes[size])...))
 	}
 	sizes, _ := klaviyoTables()
 	for _, size := range sizes {
@@ -82,6 +81,18 @@ func klaviyoTiers(limits string) []throttle.Tier {
 		tiers = append(tiers, throttle.PerDay(day))
 	}
 	return tiers
+}
+
+// klaviyoReadings returns the count of the minute, which is what the headers report. The limit that comes first
+// in a list is the one of a second: "10, 10;w=1, 150;w=60".
+func klaviyoReadings(r answers.Response) []answers.Reading {
+	all := ietf.Quota("RateLimit").Read(r)
+	for _, policy := range all[min(1, len(all)):] {
+		if policy.Window == time.Minute {
+			all[0].Limit, all[0].Window = policy.Limit, time.Minute
+		}
+	}
+	return all[:min(1, len(all))]
 }
 
 // klaviyoEndpoints are the endpoints by size, or by their limits: the methods and the path of each. They
