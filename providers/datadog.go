@@ -14,22 +14,22 @@ import (
 
 var datadogPreset = Preset{Name: "datadog", Constructor: "Datadog()", kind: "Clouds and office", New: Datadog}
 
-// Datadog is the API of Datadog, with the limits of each endpoint for one organization in each
-// site. Datadog publishes few limits: 250,000 events a minute that are sent, 300 searches of spans
-// an hour, and 60 traces a minute. The other numbers here are those of older pages and of responses
-// that Datadog's clients recorded, such as 60 dashboards a minute, 600 metric queries an hour, and
-// 300 searches of logs an hour, of which 10 may be in 10 seconds.
+// Datadog is the API of Datadog, with the limits of each endpoint for one organization in each site. Datadog
+// publishes few limits: 250,000 events a minute that are sent, 300 searches of spans an hour, and 60 traces a
+// minute. The other numbers here are those of older pages and of responses that Datadog's clients recorded,
+// such as 60 dashboards a minute. Organizations have different limits: metric queries start with 600 an hour,
+// of which 10 may be in 10 seconds, and searches of logs with 300 and 2.
 //
-// Responses name the limit of their endpoint and its period, and the tiers of 10 seconds, a minute
-// and an hour take both over. An endpoint without a known limit, which is a method and a path,
-// starts with 10 requests in 10 seconds. Its first response names the limit, or reports none: then
-// the endpoint has 12,000 requests a minute, which is what an organization has for all endpoints
-// without a limit of their own. Metrics and logs that are sent are not limited. The hosts are those
-// of all sites. Path segments that have a digit, or capital letters alone, are assumed to be ids.
+// Responses name the limit of their endpoint and its period, and the tiers of 10 seconds, a minute, 5
+// minutes and an hour take both over. An endpoint without a known limit, which is a method and a path, starts
+// with one request in 10 seconds. Its first response names the limit, or reports none: then the endpoint has
+// 12,000 requests a minute, which is what an organization has for all endpoints without a limit of their
+// own. Metrics and logs that are sent are not limited. The hosts are those of all sites. Path segments that
+// have a digit, or capital letters alone, are assumed to be ids.
 //
-// A refusal pauses its endpoint until the reset that the response reports, or else for the period
-// of the limit. The client is assumed to be one user of one organization, because some limits are
-// those of a user or of an API key: for several organizations, set Account.
+// A refusal pauses its endpoint until the reset that the response reports, or else for the period of the
+// limit. The client is assumed to be one user of one organization, because some limits are those of a user
+// or of an API key: for several organizations, set Account.
 func Datadog() Provider {
 	const reset, period = "X-Ratelimit-Reset", "X-Ratelimit-Period"
 	seconds := func(header string) []answers.Field {
@@ -55,15 +55,18 @@ func Datadog() Provider {
 	for i := range datadogLimits {
 		l := &datadogLimits[i]
 		tiers := datadogTiers("", l.tier)
-		if l.name == "logs" {
-			tiers[2].Limit = 300 // of an hour: responses had the one or the other
+		switch l.name { // the least limits that responses named
+		case "logs":
+			tiers[len(tiers)-1].Limit = 300
+		case "query":
+			tiers[0].Limit, tiers[1].Limit, tiers[2].Limit = 10, 60, 300
 		}
 		p.Scopes = append(p.Scopes, some(l.name, l.page, func(req *http.Request) (string, bool) {
 			key, counts := l.key(req.Method, datadogPath(req))
 			return hostOf(req) + " " + key, counts
 		}, tiers...))
 	}
-	p.Scopes = append(p.Scopes, some("endpoint", datadogPage, datadogOther, datadogTiers(datadogUnlisted, throttle.Tier{Limit: 10, Window: 10 * time.Second})...))
+	p.Scopes = append(p.Scopes, some("endpoint", datadogPage, datadogOther, datadogTiers(datadogUnlisted, datadogTen(1))...))
 	for i := range p.Scopes {
 		p.Scopes[i].Policy.MaxPause = time.Hour + time.Minute
 	}
@@ -79,13 +82,13 @@ const (
 	datadogUnlisted = "unlisted" // the unit of requests to endpoints without a known limit
 )
 
-// datadogLimits are the limits of endpoints. Those of the client's tests have the names that
-// responses report in X-RateLimit-Name.
+// datadogLimits are the limits of endpoints. Those of the client's tests have the names that responses
+// report in X-RateLimit-Name.
 var datadogLimits = []endpointLimit{
 	{"events", datadogPage, together, throttle.PerMinute(250_000), []string{"POST v1/events", "POST v2/events"}},
 	{"spans", datadogSpans, perEndpoint, throttle.PerHour(300), []string{"GET v2/spans/events", "POST v2/spans/events/search", "POST v2/spans/analytics/aggregate"}},
 	{"traces", datadogTraces, perEndpoint, throttle.PerMinute(60), []string{"GET v2/trace/*", "GET v2/pruned_trace/*"}},
-	{"logs", datadogOld, together, datadogTen(10), []string{"POST v1/logs-queries/list", "GET v2/logs/events", "POST v2/logs/events/search"}},
+	{"logs", datadogOld, together, datadogTen(2), []string{"POST v1/logs-queries/list", "GET v2/logs/events", "POST v2/logs/events/search"}},
 	{"query", datadogOld, together, throttle.PerHour(600), []string{"GET v1/query"}},
 	{"metrics", datadogOld, together, throttle.PerHour(100), []string{"GET v1/metrics"}},
 	{"snapshot", datadogOld, together, throttle.PerHour(60), []string{"GET v1/graph/snapshot"}},
@@ -110,10 +113,10 @@ func datadogTen(limit int64) throttle.Tier {
 }
 
 // datadogPeriods are the periods of Datadog's limits.
-var datadogPeriods = []time.Duration{10 * time.Second, time.Minute, time.Hour}
+var datadogPeriods = []time.Duration{10 * time.Second, time.Minute, 5 * time.Minute, time.Hour}
 
-// datadogTiers returns tiers of all periods for one limit, of which only the one with its period
-// says more than the others. They follow what datadogReadings returns.
+// datadogTiers returns tiers of all periods for one limit, of which only the one with its period says more
+// than the others. They follow what datadogReadings returns.
 func datadogTiers(unit string, of throttle.Tier) (tiers []throttle.Tier) {
 	for _, period := range datadogPeriods {
 		tiers = append(tiers, follows(1, algorithms.MaxLimit, fixed(datadogIn(period, of.Limit, of.Window), period, unit)))
@@ -121,14 +124,18 @@ func datadogTiers(unit string, of throttle.Tier) (tiers []throttle.Tier) {
 	return tiers
 }
 
-// datadogIn returns the most requests in a period that the limit of a window allows. Windows begin
-// with the clock, so that a minute has six of 10 seconds.
+// datadogIn returns the most requests in a period that the limit of a window allows. Windows begin with
+// the clock, so that a minute has six of 10 seconds. If no tier has the window, shorter periods have their
+// share of it.
 func datadogIn(period time.Duration, limit int64, window time.Duration) int64 {
+	if period < window && !slices.Contains(datadogPeriods, window) {
+		return max(1, limit*int64(period/time.Second)/int64(window/time.Second))
+	}
 	return min(limit*max(1, int64(period/window)), algorithms.MaxLimit)
 }
 
-// datadogReadings returns the limit that a response names, for the tiers of all periods. A response
-// that names none is of an endpoint that has only the limit of all.
+// datadogReadings returns the limit that a response names, for the tiers of all periods. A response that
+// names none is of an endpoint that has only the limit of all.
 func datadogReadings(r answers.Response) (all []answers.Reading) {
 	number := func(name string) (n int64, ok bool) {
 		n, err := strconv.ParseInt(r.Header.Get("X-Ratelimit-"+name), 10, 32)

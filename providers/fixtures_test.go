@@ -177,6 +177,10 @@ func TestPresetsReadFixtures(t *testing.T) {
 		{page: "googleads", preset: providers.GoogleAds(15_000)},
 		{page: "linkedin", preset: providers.LinkedIn(0, 0)},
 		{page: "quickbooks", preset: providers.QuickBooks()},
+		{page: "linear", preset: providers.Linear()},
+		{page: "clickup", preset: providers.ClickUp(100)},
+		{page: "datadog", preset: providers.Datadog()},
+		{page: "klaviyo", preset: providers.Klaviyo()},
 	} {
 		read := 0
 		for _, f := range readPage(t, test.page).Responses {

@@ -18,38 +18,36 @@ import (
 
 var klaviyoPreset = Preset{Name: "klaviyo", Constructor: "Klaviyo()", kind: "Messages", New: Klaviyo}
 
-// Klaviyo is the API of Klaviyo, with the limits of each endpoint for one account. An endpoint,
-// which is a method and a path, has a number of requests a second and a number a minute, by its
-// size: XS has 1 and 15, S 3 and 60, M 10 and 150, L 75 and 700, XL 350 and 3,500. The scopes have
-// the names of the sizes. Other limits have names such as "1/2/225" of reports, which have 1 a
-// second, 2 a minute and 225 a day. Requests that ask for counts, predictions, or the lists of a
-// profile have less: the scopes "reduced XS" and "reduced M". Endpoints that the API reference
-// lacks are assumed to be XS.
+// Klaviyo is the API of Klaviyo, with the limits of each endpoint for one account. An endpoint, which is a
+// method and a path, has a number of requests a second and a number a minute, by its size: XS has 1 and
+// 15, S 3 and 60, M 10 and 150, L 75 and 700, XL 350 and 3,500. The scopes have the names of the sizes.
+// Other limits have names such as "1/2/225" of reports, which have 1 a second, 2 a minute and 225 a day.
+// Requests that ask for counts, predictions, or the lists of a profile have less: the scopes "reduced XS"
+// and "reduced M". Endpoints that the API reference lacks are assumed to be XS.
 //
-// All private keys of an account share its limits. An app that uses OAuth has limits of its own in
-// each account: set Account to a function that returns the account. Endpoints for browsers, below
-// /client/, count for the company_id of the request.
+// All private keys of an account share its limits. An app that uses OAuth has limits of its own in each
+// account: set Account to a function that returns the account. Endpoints for browsers, below /client/, count
+// for the company_id of the request.
 //
-// Responses report the limit of a minute, how much is left of it and when it ends. The tier of the
-// minute takes over the limit, because the API reference also has 750 for L. A refusal pauses its
-// endpoint for the time in Retry-After, or in its text. Days are assumed to roll.
+// Responses report the limit of a minute, how much is left of it and when it ends. The tier of the minute
+// takes over the limit, because the API reference also has 750 for L. A refusal pauses its endpoint for the
+// time in Retry-After, or in its text. Days are assumed to roll.
 func Klaviyo() Provider {
 	const page = "https://developers.klaviyo.com/en/docs/rate_limits_and_error_handling"
 	const reference = "https://github.com/klaviyo/openapi/blob/f0a30ba/openapi/stable.json"
 	p := Provider{
 		Name: "klaviyo",
-		Scopes: []Scope{
-			some("reduced XS", reference, klaviyoReduced("XS"), klaviyoTiers("1/15")...),
-			some("reduced M", reference, klaviyoReduced("M"), klaviyoTiers("10/150")...),
-		},
 		Profile: answers.Profile{
-			Quotas: []answers.Quota{ietf.Quota("RateLimit")},
+			Quotas: []answers.Quota{{Read: klaviyoReadings}},
 			Rules: []answers.Rule{{Status: http.StatusTooManyRequests, Kind: answers.Limited, Delay: []answers.Field{
 				{Path: "errors.*.detail", After: "available in ", Format: answers.Duration},
 				{Path: "detail", After: "available in ", Format: answers.Duration},
 			}}},
 		},
 		Hosts: []string{"a.klaviyo.com"},
+	}
+	for _, size := range []string{"XS", "M"} {
+		p.Scopes = append(p.Scopes, some("reduced "+size, reference, klaviyoReduced(size), klaviyoTiers(klaviyoSizes[size])...))
 	}
 	sizes, _ := klaviyoTables()
 	for _, size := range sizes {
@@ -85,15 +83,26 @@ func klaviyoTiers(limits string) []throttle.Tier {
 	return tiers
 }
 
-// klaviyoEndpoints are the endpoints by size, or by their limits: the methods and the path of each.
-// They are those of openapi/stable.json and openapi/beta.json of klaviyo/openapi at f0a30ba, read
-// on 2026-11-29.
+// klaviyoReadings returns the count of the minute, which is what the headers report. The limit that comes first
+// in a list is the one of a second: "10, 10;w=1, 150;w=60".
+func klaviyoReadings(r answers.Response) []answers.Reading {
+	all := ietf.Quota("RateLimit").Read(r)
+	for _, policy := range all[min(1, len(all)):] {
+		if policy.Window == time.Minute {
+			all[0].Limit, all[0].Window = policy.Limit, time.Minute
+		}
+	}
+	return all[:min(1, len(all))]
+}
+
+// klaviyoEndpoints are the endpoints by size, or by their limits: the methods and the path of each. They
+// are those of openapi/stable.json and openapi/beta.json of klaviyo/openapi at f0a30ba, read on 2026-11-29.
 //
 //go:embed klaviyoendpoints.txt
 var klaviyoEndpoints string
 
-// klaviyoTables returns the sizes of endpoints, and a function that returns the size of the
-// endpoint of a request.
+// klaviyoTables returns the sizes of endpoints, and a function that returns the size of the endpoint of a
+// request.
 var klaviyoTables = sync.OnceValues(func() (sizes []string, of func(*http.Request) (size, endpoint string)) {
 	sizeOf := make(map[string]string)
 	for line := range strings.Lines(klaviyoEndpoints) {
@@ -112,8 +121,8 @@ var klaviyoTables = sync.OnceValues(func() (sizes []string, of func(*http.Reques
 	return sizes, operationsOf(sizeOf)
 })
 
-// klaviyoEndpoint returns the size of the endpoint of a request, and a name for the endpoint and
-// the company. The size of other requests is empty.
+// klaviyoEndpoint returns the size of the endpoint of a request, and a name for the endpoint and the
+// company. The size of other requests is empty.
 func klaviyoEndpoint(req *http.Request) (size, name string) {
 	path := strings.TrimSuffix(req.URL.Path, "/")
 	client := strings.HasPrefix(path, "/client/")
@@ -142,8 +151,7 @@ var klaviyoFewer = []struct{ size, endpoint, parameter, value string }{
 	{"M", "GET /api/lists/*/relationships/profiles", "additional-fields[profile]", "predictive_analytics"},
 }
 
-// klaviyoReduced returns the Key of requests with a parameter for which an endpoint has only a
-// size.
+// klaviyoReduced returns the Key of requests with a parameter for which an endpoint has only a size.
 func klaviyoReduced(size string) func(*http.Request) (string, bool) {
 	return func(req *http.Request) (endpoint string, counts bool) {
 		_, endpoint = klaviyoEndpoint(req)

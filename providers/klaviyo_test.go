@@ -101,7 +101,8 @@ func TestKlaviyoRefusals(t *testing.T) {
 		{name: "a wait in the text", reply: fakeapi.Reply{Status: 429, Body: body}, want: 7 * time.Second},
 		{name: "an older text", reply: fakeapi.Reply{Status: 429, Body: `{"detail":"Request was throttled. Expected available in 56.0 seconds."}`}, want: 56 * time.Second},
 		{name: "none left of the minute", reply: fakeapi.Reply{Header: map[string]string{"Ratelimit-Limit": "700", "Ratelimit-Remaining": "0", "Ratelimit-Reset": "30"}}, want: 31 * time.Second},
-		{name: "none left of a draft's minute", reply: fakeapi.Reply{Header: map[string]string{"Ratelimit-Limit": "700, 75;w=1, 700;w=60", "Ratelimit-Remaining": "0", "Ratelimit-Reset": "30"}}, want: 31 * time.Second},
+		{name: "none left of a draft's minute", reply: fakeapi.Reply{Header: map[string]string{"Ratelimit-Limit": "75, 75;w=1, 700;w=60", "Ratelimit-Remaining": "0", "Ratelimit-Reset": "30"}}, want: 31 * time.Second},
+		{name: "fewer left than in a second", reply: fakeapi.Reply{Header: map[string]string{"Ratelimit-Limit": "75, 75;w=1, 700;w=60", "Ratelimit-Remaining": "1", "Ratelimit-Reset": "30"}}},
 	})
 }
 
@@ -113,6 +114,7 @@ func TestKlaviyoFollows(t *testing.T) {
 	}{
 		{"/api/templates", "750", 750},
 		{"/api/templates", "75", 700},
+		{"/api/templates", "75, 75;w=1, 750;w=60", 750},
 		{"/api/templates", "7000", 7_000},
 		{"/api/templates", "8000", 700},
 		{"/api/novelties", "60", 60},

@@ -202,10 +202,12 @@ func TestLinearRefusals(t *testing.T) {
 	}
 	create, viewer := linearCall(t, "k", "mutation { issueCreate { success } }"), linearCall(t, "k", "{ viewer { id } }")
 	checkRefusals(t, providers.Linear, []refusalTest{
-		{name: "requests", first: create, next: viewer, reply: fakeapi.Reply{Status: 400, Header: reset("Requests", "0", 20*time.Minute), Body: body}, want: 20 * time.Minute},
-		{name: "requests, 200", next: viewer, reply: fakeapi.Reply{Status: 200, Header: reset("Requests", "0", 20*time.Minute), Body: body}, want: 20 * time.Minute},
-		{name: "requests, 429", next: viewer, reply: fakeapi.Reply{Status: 429, Header: reset("Requests", "0", 20*time.Minute), Body: body}, want: 20 * time.Minute},
-		{name: "complexity", next: viewer, reply: fakeapi.Reply{Status: 400, Header: reset("Complexity", "0", 30*time.Minute), Body: body}, want: 30 * time.Minute},
+		{name: "requests", first: create, next: viewer, reply: fakeapi.Reply{Status: 400, Header: reset("Requests", "0", time.Hour), Body: body}, want: backoff},
+		{name: "requests, 200", next: viewer, reply: fakeapi.Reply{Status: 200, Header: reset("Requests", "0", time.Hour), Body: body}, want: backoff},
+		{name: "requests, 429", next: viewer, reply: fakeapi.Reply{Status: 429, Header: reset("Requests", "0", time.Hour), Body: body}, want: backoff},
+		{name: "complexity", next: viewer, reply: fakeapi.Reply{Status: 400, Header: reset("Complexity", "0", time.Hour), Body: body}, want: backoff},
+		{name: "only a message", first: create, next: viewer, reply: fakeapi.Reply{Body: `{"errors":[{"message":"Rate limit exceeded. Only 2500 requests are allowed per 1 hour."}]}`}, want: backoff},
+		{name: "another message", first: create, next: viewer, reply: fakeapi.Reply{Body: `{"errors":[{"message":"Not found: Rate limit exceeded. Only 2500"}]}`}},
 		{name: "an endpoint", first: create, reply: fakeapi.Reply{Status: 400, Header: reset("Endpoint-Requests", "0", time.Minute), Body: body}, want: time.Minute},
 		{name: "another endpoint", next: viewer, reply: fakeapi.Reply{Status: 400, Header: reset("Endpoint-Requests", "0", time.Minute), Body: body}},
 		{name: "no header", next: viewer, reply: fakeapi.Reply{Status: 400, Body: body}, want: backoff},

@@ -102,6 +102,10 @@ var saturations = []saturation{
 	{rules: "googleads", preset: func() providers.Provider { return providers.GoogleAds(15_000) }, workers: 28, length: 25 * time.Second, floor: 0.9},
 	{rules: "linkedin", preset: func() providers.Provider { return linkedIn(1000, 250) }, workers: 20, length: 3 * time.Minute, floor: 0.9},
 	{rules: "quickbooks", preset: providers.QuickBooks, workers: 40, length: 2 * time.Minute, floor: 0.9},
+	{rules: "linear", preset: providers.Linear, workers: 32, length: 10 * time.Minute, floor: 0.9},
+	{rules: "clickup", preset: func() providers.Provider { return providers.ClickUp(100) }, workers: 16, length: 5 * time.Minute, floor: 0.9},
+	{rules: "datadog", preset: providers.Datadog, workers: 36, length: 11 * time.Minute, floor: 0.9},
+	{rules: "klaviyo", preset: providers.Klaviyo, workers: 48, length: 5 * time.Minute, floor: 0.9},
 }
 
 // linkedIn returns the preset of LinkedIn for an app in the standard tier, whose limits hold for each endpoint.
