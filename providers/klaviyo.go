@@ -13,7 +13,6 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
-	"github.com/apithrottle/throttle/answers/ietf"
 )
 
 var klaviyoPreset = Preset{Name: "klaviyo", Constructor: "Klaviyo()", kind: "Messages", New: Klaviyo}
@@ -38,7 +37,10 @@ func Klaviyo() Provider {
 	p := Provider{
 		Name: "klaviyo",
 		Profile: answers.Profile{
-			Quotas: []answers.Quota{{Read: klaviyoReadings}},
+			Quotas: []answers.Quota{{ // such as 10, 10;w=1, 150;w=60, of which the rest is of the minute
+				Window: time.Minute, Limit: answers.Field{Header: "Ratelimit-Limit", After: ";w=1, "},
+				Remaining: answers.Field{Header: "Ratelimit-Remaining"}, Reset: answers.Field{Header: "Ratelimit-Reset", Format: answers.Seconds},
+			}},
 			Rules: []answers.Rule{{Status: http.StatusTooManyRequests, Kind: answers.Limited, Delay: []answers.Field{
 				{Path: "errors.*.detail", After: "available in ", Format: answers.Duration},
 				{Path: "detail", After: "available in ", Format: answers.Duration},
@@ -81,18 +83,6 @@ func klaviyoTiers(limits string) []throttle.Tier {
 		tiers = append(tiers, throttle.PerDay(day))
 	}
 	return tiers
-}
-
-// klaviyoReadings returns the count of the minute, which is what the headers report. The limit that comes first
-// in a list is the one of a second: "10, 10;w=1, 150;w=60".
-func klaviyoReadings(r answers.Response) []answers.Reading {
-	all := ietf.Quota("RateLimit").Read(r)
-	for _, policy := range all[min(1, len(all)):] {
-		if policy.Window == time.Minute {
-			all[0].Limit, all[0].Window = policy.Limit, time.Minute
-		}
-	}
-	return all[:min(1, len(all))]
 }
 
 // klaviyoEndpoints are the endpoints by size, or by their limits: the methods and the path of each. They

@@ -112,12 +112,11 @@ func TestKlaviyoFollows(t *testing.T) {
 		path, named string
 		want        int64
 	}{
-		{"/api/templates", "750", 750},
-		{"/api/templates", "75", 700},
 		{"/api/templates", "75, 75;w=1, 750;w=60", 750},
-		{"/api/templates", "7000", 7_000},
-		{"/api/templates", "8000", 700},
-		{"/api/novelties", "60", 60},
+		{"/api/templates", "75", 700},
+		{"/api/templates", "75, 75;w=1, 7000;w=60", 7_000},
+		{"/api/templates", "75, 75;w=1, 8000;w=60", 7_000},
+		{"/api/novelties", "3, 3;w=1, 60;w=60", 60},
 		{"/api/campaigns", "10", 150},
 	} {
 		synctest.Test(t, func(t *testing.T) {
