@@ -35,7 +35,7 @@ var xeroPreset = Preset{
 func Xero(perDay int64) Provider {
 	const page = "https://developer.xero.com/faq/limits"
 	day := follows(0, max(xeroDay, perDay), throttle.PerDay(perDay))
-	p := Provider{
+	return Provider{
 		Name: "xero",
 		Scopes: []Scope{
 			some("organization", page, xeroOrganization,
@@ -51,20 +51,13 @@ func Xero(perDay int64) Provider {
 		Profile: answers.Profile{
 			Quotas:  []answers.Quota{{Read: xeroLeft}},
 			Reasons: []answers.Field{{Header: xeroProblem}},
+			Rules: []answers.Rule{ // users report "minute", "Minute", "day", "Daily", "concurrent" and "appminute"
+				{Status: http.StatusTooManyRequests, Header: xeroProblem, Value: "*pp*", Kind: answers.Limited, Wide: true, Wait: time.Minute},
+				{Status: http.StatusTooManyRequests, Header: xeroProblem, Value: "*inute*", Kind: answers.Limited, Wait: time.Minute},
+			},
 		},
 		Hosts: []string{"api.xero.com"},
-	}
-	// The values are those that users report: "minute", "day", "Daily", "appminute".
-	for _, status := range []int{http.StatusTooManyRequests, http.StatusServiceUnavailable} {
-		for _, limit := range []string{"app*", "App*"} {
-			p.Profile.Rules = append(p.Profile.Rules, answers.Rule{Status: status, Header: xeroProblem, Value: limit, Kind: answers.Limited, Wide: true, Wait: time.Minute})
-		}
-		for _, limit := range []string{"minute*", "Minute*"} {
-			p.Profile.Rules = append(p.Profile.Rules, answers.Rule{Status: status, Header: xeroProblem, Value: limit, Kind: answers.Limited, Wait: time.Minute})
-		}
-		p.Profile.Rules = append(p.Profile.Rules, answers.Rule{Status: status, Header: xeroProblem, Kind: answers.Limited})
-	}
-	return p.readOn("2026-11-29")
+	}.readOn("2026-11-29")
 }
 
 const xeroProblem = "X-Rate-Limit-Problem" // names the limit that refuses a call
@@ -74,8 +67,8 @@ const (
 	xeroStarter = 1_000 // on the Starter plan
 )
 
-// xeroLeft reads what is left of the minute, the day and the app's minute, and when the one ends that refuses
-// a call. More than the Starter plan has left of a day shows the other limit.
+// xeroLeft reads what is left of the minute, the day and the app's minute, and when the one that refuses a
+// call ends. If more is left of a day than the Starter plan has, the day has the other limit.
 func xeroLeft(r answers.Response) (readings []answers.Reading) {
 	refuses := strings.ToLower(r.Header.Get(xeroProblem))
 	for _, q := range []struct {

@@ -36,6 +36,11 @@ func TestXero(t *testing.T) {
 	})
 	checkAtOnce(t, func() providers.Provider {
 		p := core()
+		p.Scope("app").Policy.Tiers[0].Limit = 100
+		return p
+	}, []atOnceTest{{"the app", 100, []func() *http.Request{a, b, xeroTo(t, "/connections", "")}}})
+	checkAtOnce(t, func() providers.Provider {
+		p := core()
 		p.Scope("organization").Policy.Tiers[1].Limit = 10_000
 		return p
 	}, []atOnceTest{{"a day", 5_000, []func() *http.Request{a}}})
@@ -71,7 +76,6 @@ func TestXero(t *testing.T) {
 		{name: "the app without a wait", next: b, reply: problem("AppMinute"), want: time.Minute},
 		{name: "the day", reply: problem("day", "Retry-After", "66183", "X-DayLimit-Remaining", "0"), want: closed},
 		{name: "the day of another organization", next: b, reply: problem("Daily", "Retry-After", "66183")},
-		{name: "a 503", reply: fakeapi.Reply{Status: 503, Header: map[string]string{"X-Rate-Limit-Problem": "Minute"}}, want: time.Minute},
 		{name: "an outage", reply: fakeapi.Reply{Status: 503}},
 		{name: "others used the minute", reply: problem("minute", "Retry-After", "41", "X-MinLimit-Remaining", "0"), want: 41 * time.Second},
 		{name: "none left of the minute", reply: fakeapi.Reply{Header: map[string]string{"X-MinLimit-Remaining": "0"}}, want: time.Minute},
@@ -99,15 +103,17 @@ func TestXeroDay(t *testing.T) {
 		name    string
 		perDay  int64
 		replies []string // what is left, in turn; then no more is reported
-		want    int      // calls that go at once after them
+		wait    time.Duration
+		want    int // calls that go at once after them
 	}{
-		{"the Starter plan", 1_000, []string{"999"}, 999},
-		{"the Starter plan, set too high", 5_000, []string{"999"}, 999},
-		{"more than Starter", 1_000, []string{"4999", "4998"}, 4_998},
-		{"one response", 1_000, []string{"4999"}, 1_000},
-		{"others use it", 1_000, []string{"4999", "4998", "700"}, 700},
-		{"the end of the day", 1_000, []string{"3", "4999", "4998"}, 4_998},
-		{"no number", 1_000, []string{"unknown"}, 999},
+		{"the Starter plan", 1_000, []string{"999"}, 0, 999},
+		{"the Starter plan, set too high", 5_000, []string{"999"}, 0, 999},
+		{"more than Starter", 1_000, []string{"4999", "4998"}, 0, 4_998},
+		{"one response", 1_000, []string{"4999"}, 0, 1_000},
+		{"others use it", 1_000, []string{"4999", "4998", "700"}, 0, 700},
+		{"the end of the day", 1_000, []string{"3", "4999", "4998"}, 0, 4_998},
+		{"no number", 1_000, []string{"unknown"}, 0, 999},
+		{"the next day", 1_000, []string{"4999", "4998"}, 25 * time.Hour, 5_000},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -121,6 +127,7 @@ func TestXeroDay(t *testing.T) {
 					send(t, rt, next())
 				}
 				server.Header = nil
+				time.Sleep(test.wait)
 				n := 0
 				for ; n <= test.want; n++ {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
