@@ -95,9 +95,12 @@ func klaviyoLimits(second, minute, day int64) []throttle.Tier {
 func TestKlaviyoRefusals(t *testing.T) {
 	const body = `{"errors":[{"status":429,"code":"throttled","title":"Request was throttled.","detail":"Request was throttled. Expected available in 7 seconds.","source":{"pointer":"/data"}}]}`
 	templates, flows := to(t, "GET", klaviyo+"/api/templates"), to(t, "GET", klaviyo+"/api/flows")
+	predictions := to(t, "GET", klaviyo+"/api/profiles?additional-fields[profile]=predictive_analytics")
 	checkRefusals(t, providers.Klaviyo, []refusalTest{
 		{name: "a wait in the header", first: templates, reply: fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "20"}, Body: body}, want: 20 * time.Second},
-		{name: "another endpoint", next: flows, reply: fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "20"}, Body: body}},
+		{name: "predictions", first: predictions, next: to(t, "GET", klaviyo+"/api/profiles"), reply: fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "20"}, Body: body}},
+		{name: "more predictions", reply: fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "20"}, Body: body}, want: 20 * time.Second},
+		{name: "another endpoint", first: templates, next: flows, reply: fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "20"}, Body: body}},
 		{name: "a wait in the text", reply: fakeapi.Reply{Status: 429, Body: body}, want: 7 * time.Second},
 		{name: "an older text", reply: fakeapi.Reply{Status: 429, Body: `{"detail":"Request was throttled. Expected available in 56.0 seconds."}`}, want: 56 * time.Second},
 		{name: "none left of the minute", reply: fakeapi.Reply{Header: map[string]string{"Ratelimit-Limit": "700", "Ratelimit-Remaining": "0", "Ratelimit-Reset": "30"}}, want: 31 * time.Second},
