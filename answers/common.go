@@ -109,8 +109,8 @@ func commonCodes() []Rule {
 	rules := []Rule{
 		{Status: http.StatusForbidden, Path: "*.errorCode", Text: "REQUEST_LIMIT_EXCEEDED", Kind: Limited},
 		{Status: http.StatusForbidden, Path: "message", Text: "You have exceeded a secondary rate limit*", Kind: Limited, Wait: time.Minute, Reason: "secondary"},
-		{Status: http.StatusBadRequest, Path: "errors.*.extensions.code", Text: "RATELIMITED", Kind: Limited,
-			Delay: []Field{{Header: "X-Ratelimit-Requests-Reset", Format: Evident}}},
+		// Linear's resets are always an hour away, though its buckets gain all the time.
+		{Status: http.StatusBadRequest, Path: "errors.*.extensions.code", Text: "RATELIMITED", Kind: Limited},
 	}
 	for _, code := range []string{"Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled", "RequestThrottledException",
 		"TooManyRequestsException", "ProvisionedThroughputExceededException", "RequestLimitExceeded", "BandwidthLimitExceeded", "SlowDown"} {

@@ -87,7 +87,7 @@ func linearProfile() answers.Profile {
 		Quotas:  []answers.Quota{quota("", of+"Requests"), quota(linearPoints, of+"Complexity")},
 		Charges: []answers.Charge{{Unit: linearPoints, Field: answers.Field{Header: "X-Complexity"}}},
 	}
-	for _, status := range []int{http.StatusTooManyRequests, http.StatusOK} {
+	for _, status := range []int{http.StatusBadRequest, http.StatusTooManyRequests, http.StatusOK} {
 		limited := answers.Rule{Method: http.MethodPost, Status: status, Path: "errors.*.extensions.code", Text: "RATELIMITED", Kind: answers.Limited}
 		endpoint := limited
 		endpoint.Header, endpoint.Value = of+"Endpoint-Requests-Remaining", "0"

@@ -197,7 +197,7 @@ func TestRefusals(t *testing.T) {
 		{name: "Reddit: 200", profile: of("Reddit"), status: 200, body: `{"ratelimit":512.2,"errors":["RATELIMIT","You are doing that too much.","ratelimit"]}`, want: `limited for 8m32.2s "RATELIMIT"`},
 		{name: "Google Maps", profile: of("Google Maps"), status: 200, body: `{"results":[{"x":[1,{"status":"OK"}]}],"status":"OVER_QUERY_LIMIT"}`, want: `limited "OVER_QUERY_LIMIT"`},
 		{name: "Okta: concurrency", profile: of("Okta"), status: 429, lines: []string{"X-Rate-Limit-Limit: 0", "X-Rate-Limit-Remaining: 0", "X-Rate-Limit-Reset: 1777896041"}, want: `limited "concurrency"`},
-		{name: "Linear: 400", profile: of("Linear"), status: 400, lines: []string{"X-RateLimit-Requests-Remaining: 0", "X-RateLimit-Requests-Reset: 1777896041000"}, body: `{"errors":[{"extensions":{"code":"RATELIMITED"}}]}`, want: `[left 0 window 1h0m0s reset 41s slack 1s] limited for 41s "RATELIMITED"`},
+		{name: "Linear: 400", profile: of("Linear"), status: 400, lines: []string{"X-RateLimit-Requests-Remaining: 0", "X-RateLimit-Requests-Reset: 1777896041000"}, body: `{"errors":[{"extensions":{"code":"RATELIMITED"}}]}`, want: `[left 0 window 1h0m0s reset 41s slack 1s] limited "RATELIMITED"`},
 		{name: "Linear: a bad request", profile: of("Linear"), status: 400, body: `{"errors":[{"extensions":{"code":"INVALID"}}]}`, want: "nothing"},
 		{name: "Mailgun", profile: of("Mailgun"), status: 429, body: `{"retry-seconds":60}`, want: "limited for 1m0s"},
 		{name: "Alpha Vantage", profile: of("Alpha Vantage"), status: 200, body: `{"Note":"Thank you for using Alpha Vantage! Our standard API call frequency is 5 calls per minute"}`, want: `limited "call frequency"`},

@@ -243,7 +243,7 @@ func TestCommon(t *testing.T) {
 		{name: "forbidden with Retry-After", status: 403, lines: []string{"Retry-After: 30"}, want: "nothing"},
 		{name: "Salesforce", status: 403, body: `[{"errorCode":"REQUEST_LIMIT_EXCEEDED"}]`, want: `limited "REQUEST_LIMIT_EXCEEDED"`},
 		{name: "Salesforce: not allowed", status: 403, body: `[{"errorCode":"INSUFFICIENT_ACCESS"}]`, want: "nothing"},
-		{name: "Linear", status: 400, lines: []string{"X-RateLimit-Requests-Reset: 1777896041000"}, body: `{"errors":[{"extensions":{"code":"RATELIMITED"}}]}`, want: `limited for 41s "RATELIMITED"`},
+		{name: "Linear", status: 400, lines: []string{"X-RateLimit-Requests-Reset: 1777896041000"}, body: `{"errors":[{"extensions":{"code":"RATELIMITED"}}]}`, want: `limited "RATELIMITED"`},
 		{name: "GraphQL: input", status: 400, body: `{"errors":[{"extensions":{"code":"BAD_USER_INPUT"}}]}`, want: "nothing"},
 		{name: "Telegram", status: 429, body: `{"ok":false,"error_code":429,"parameters":{"retry_after":35}}`, want: "limited for 35s"},
 		{name: "a retry_after without a unit", status: 429, body: `{"retry_after":35}`, want: "limited"},

@@ -327,10 +327,8 @@ func all() map[string]Entry {
 				{NameIn: "X-Ratelimit-Endpoint-Name", Remaining: num("X-Ratelimit-Endpoint-Requests-Remaining")},
 			},
 			Charges: []answers.Charge{{Unit: "complexity", Field: num("X-Complexity")}},
-			Rules: []answers.Rule{
-				{Status: 400, Header: "X-Ratelimit-Requests-Remaining", Value: "0", Path: "errors.*.extensions.code", Text: "RATELIMITED", Kind: answers.Limited, Delay: []answers.Field{at("X-Ratelimit-Requests-Reset", answers.EpochMillis)}},
-				{Status: 400, Path: "errors.*.extensions.code", Text: "RATELIMITED", Kind: answers.Limited},
-			},
+			// The resets are always an hour away, though the buckets gain all the time, so no refusal waits for one.
+			Rules: []answers.Rule{{Status: 400, Path: "errors.*.extensions.code", Text: "RATELIMITED", Kind: answers.Limited}},
 		}},
 		"RapidAPI": {"https://docs.rapidapi.com/docs/response-headers", "2026-11-22", answers.Profile{Quotas: []answers.Quota{
 			family("", "X-Ratelimit-Requests-Limit", "X-Ratelimit-Requests-Remaining", "X-Ratelimit-Requests-Reset", answers.Seconds),
