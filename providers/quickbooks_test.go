@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -41,6 +42,9 @@ func TestQuickBooks(t *testing.T) {
 	if got := providers.QuickBooks().Scope("emails").Policy.Tiers[0]; got != throttle.PerDay(40) {
 		t.Errorf("emails: %v", got)
 	}
+	if company, counts := providers.QuickBooks().Scope("batches").Key(postJSON(t, host+"1/batch/", "{}")); company != "1" || !counts {
+		t.Errorf("a batch with a slash behind it: %q, %v", company, counts)
+	}
 	synctest.Test(t, func(t *testing.T) {
 		p := providers.QuickBooks()
 		company := &p.Scope("company").Policy
@@ -70,4 +74,8 @@ func TestQuickBooksRefusals(t *testing.T) {
 		{name: "batches wait", first: batch, reply: fakeapi.Reply{Status: 429}, want: time.Minute},
 		{name: "others go on", next: query, reply: fakeapi.Reply{Status: 429}},
 	})
+	r := answers.Response{Method: "GET", Status: 403, Header: http.Header{"Content-Type": {"application/xml"}}, Body: []byte(xml), Got: time.Now()}
+	if got := providers.QuickBooks().Profile.Read(r).Refusal; got.Kind != answers.Limited || got.Reason != "ThrottleExceeded" {
+		t.Errorf("403 in XML: %v, reason %q", got.Kind, got.Reason)
+	}
 }
