@@ -130,7 +130,7 @@ func TestPresetsSaturateTheirAPIs(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(800)) // many small runs: saves a third of the time
 	for _, s := range saturations {
 		t.Run(s.rules, func(t *testing.T) {
-			soak.Sample(t, 4)
+			soak.Sample(t, 8)
 			problems := s.run(t)
 			for id, reason := range s.fails {
 				if problems[id] == "" {
