@@ -14,16 +14,16 @@ var asanaPreset = Preset{
 	call:       func(a arguments) Provider { return Asana(a.number("requests")) },
 }
 
-// Asana is the API of Asana, with the limits of each token. A token has a number of requests a minute,
-// by the plan of the domain: 150 (free) or 1,500 (paid). It has 50 reads and 15 writes at once, and 60
-// searches a minute. Duplications, instantiations and exports have 5 jobs at once, together. A request
-// costs one. A batch costs as much as its actions, of which it has up to 10. Asana looks at the minute
-// more often than once a minute, so minutes roll.
+// Asana is the API of Asana, with the limits of each token. A token has a number of requests a
+// minute, by the plan of the domain: 150 (free) or 1,500 (paid). It has 50 reads and 15 writes at
+// once, and 60 searches a minute. Duplications, instantiations and exports have 5 jobs at once,
+// together. A request costs one. A batch costs as much as its actions, of which it has up to 10.
+// Asana looks at the minute more often than once a minute, so minutes roll.
 //
 // Asana also has a quota of the cost of building responses, such as all tasks of a project with all
-// their fields. It publishes neither the quota nor a request's cost, so the preset does not limit it.
-// No response reports what is left of any limit. A job may last longer than its request, which the
-// preset can't see. So some requests for jobs may be refused.
+// their fields. It publishes neither the quota nor a request's cost, so the preset does not limit
+// it. No response reports what is left of any limit. A job may last longer than its request, which
+// the preset can't see. So some requests for jobs may be refused.
 //
 // A refusal pauses the token, or searches or jobs alone if it is of one of them. It names the wait.
 // Asana counts refused requests, too.

@@ -14,8 +14,8 @@ import (
 
 var binancePreset = Preset{Name: "binance", Constructor: "Binance()", kind: "Exchanges and blockchains", New: Binance}
 
-// Binance is the Spot REST API of Binance, with the limits of an IP address and of its accounts. An IP
-// address has a weight of 6,000 a minute and 300,000 requests in 5 minutes; an account has 100
+// Binance is the Spot REST API of Binance, with the limits of an IP address and of its accounts. An
+// IP address has a weight of 6,000 a minute and 300,000 requests in 5 minutes; an account has 100
 // orders in 10 seconds and 200,000 a day. The limits of your account are in rateLimits of GET
 // /api/v3/exchangeInfo.
 //
@@ -27,10 +27,10 @@ var binancePreset = Preset{Name: "binance", Constructor: "Binance()", kind: "Exc
 // like rolling windows, which need no synchronized clocks and admit as much in the long run.
 //
 // The weight of a request depends on its path and parameters. An unknown path weighs 20, and below
-// /sapi 1. Placing and canceling orders weighs nothing, and doesn't wait for other requests. An order
-// that fails weighs 1, which the next response to a request with a weight reports. The weight and
-// orders that a response reports as used replace the limiter's own counts, because a filled order no
-// longer counts.
+// /sapi 1. Placing and canceling orders weighs nothing, and doesn't wait for other requests. An
+// order that fails weighs 1, which the next response to a request with a weight reports. The weight
+// and orders that a response reports as used replace the limiter's own counts, because a filled
+// order no longer counts.
 //
 // A signed request is valid for recvWindow after its timestamp. A request that would have to wait
 // longer fails at once with throttle.ErrDeadline, because Binance would refuse it and still count
@@ -39,25 +39,26 @@ var binancePreset = Preset{Name: "binance", Constructor: "Binance()", kind: "Exc
 // in its Base, is always fresh.
 //
 // A client that continues after a 429 is banned for 2 minutes to 3 days. Therefore a 429 for weight
-// pauses all requests of the address, whatever their account. After a ban of the address, its callers
-// get throttle.ErrBanned with the time when the ban ends. After the last order of a day the callers of
-// the account get it, too, and one order tries after each Policy.MaxPause.
+// pauses all requests of the address, whatever their account. After a ban of the address, its
+// callers get throttle.ErrBanned with the time when the ban ends. After the last order of a day the
+// callers of the account get it, too, and one order tries after each Policy.MaxPause.
 //
-// For several accounts behind one address set [Provider.Account], and use one store for all of them.
+// For several accounts behind one address set [Provider.Account], and use one store for all of
+// them.
 //
 // The test networks and api.binance.us have quotas of their own. For testnet.binance.vision, set
 // Name and Hosts. For api.binance.us there is BinanceUS, and for futures BinanceFutures.
 //
-// Over WebSocket, a connection to the streams has 5 messages a second, in which pings and pongs count, and
-// an address has 300 attempts to connect in 5 minutes, to the streams and to the WebSocket API together.
-// Requests to the WebSocket API share the weight of the address and the orders of the account with REST.
-// Charge each of them as the request of REST that does the same:
+// Over WebSocket, a connection to the streams has 5 messages a second, in which pings and pongs
+// count, and an address has 300 attempts to connect in 5 minutes, to the streams and to the
+// WebSocket API together. Requests to the WebSocket API share the weight of the address and the
+// orders of the account with REST. Charge each of them as the request of REST that does the same:
 //
 //	twin, err := http.NewRequest("GET", "https://api.binance.com/api/v3/depth?symbol=BTCUSDT&limit=5000", nil)
 //	permit, err := rest.Route(twin).Acquire(ctx, rest.Cost(twin)) // rest is the Transport of the provider
 //
-// Then send the message, and call the permit's Passed or Refused when its response is in, and Release.
-// To connect to the WebSocket API weighs 2, as GET /api/v3/avgPrice does.
+// Then send the message. When its response is in, call the permit's Passed or Refused, then
+// Release. To connect to the WebSocket API weighs 2, as GET /api/v3/avgPrice does.
 func Binance() Provider {
 	cost := binanceCost(binanceWeights)
 	return Provider{

@@ -11,25 +11,26 @@ import (
 
 var bitbucketPreset = Preset{Name: "bitbucket", Constructor: "Bitbucket()", kind: "Code and work", New: Bitbucket}
 
-// Bitbucket is the API of Bitbucket Cloud, with the limits of each caller. Callers are a user, an access
-// token of a repository, a project or a workspace, and an OAuth consumer. A caller has 1,000 requests in any
-// hour. Apart from them it has 1,000 for webhooks, 2,000 for properties of apps, 5,000 for files of the
-// downloads and for raw files at bitbucket.org, 1,500 for archives there (5,000 in some copies of the page),
-// 60,000 for Git over HTTPS, and 100 invitations a minute. Source files that the API returns are assumed to
-// count among the 1,000, and so are the webhooks of repositories, which count twice.
-// Requests without credentials have 60 an hour for an IP address, of all kinds. Other pages of
-// bitbucket.org are not limited.
+// Bitbucket is the API of Bitbucket Cloud, with the limits of each caller. A caller is a user, an
+// access token of a repository, a project or a workspace, or an OAuth consumer. A caller has 1,000
+// requests in any hour. Apart from them it has 1,000 for webhooks, 2,000 for properties of apps,
+// 5,000 for files of the downloads and for raw files at bitbucket.org, 1,500 for archives there
+// (5,000 in some copies of the page), 60,000 for Git over HTTPS, and 100 invitations a minute.
+// Source files that the API returns are assumed to count among the 1,000, and so are the webhooks
+// of repositories, which count twice. Requests without credentials have 60 an hour for an IP
+// address, of all kinds. Other pages of bitbucket.org are not limited.
 //
-// An access token of a workspace with more than 100 paid users has 10 requests more for each of the others,
-// up to 10,000. Responses to it name the limit, and the tier of the scope "api" takes it over.
+// An access token of a workspace with more than 100 paid users has 10 requests more for each of the
+// others, up to 10,000. Responses to it name the limit, and the tier of the scope "api" takes it
+// over.
 //
-// The user is that of the header Authorization, and an access token is recognized by its first letters,
-// ATCTT, or by the user x-token-auth. Other bearer tokens are taken to be those of one OAuth consumer, because
-// they change every hour or two: for several, set Account.
+// The user is that of the header Authorization, and an access token is recognized by its first
+// letters, ATCTT, or by the user x-token-auth. Other bearer tokens are taken to be those of one
+// OAuth consumer, because they change every hour or two: for several, set Account.
 //
-// Responses to requests without credentials, and some others, report what is left and when it resets. A
-// refusal pauses its kind of requests for as long as it asks or until that reset. If it names neither, the
-// pause is a minute.
+// Responses to requests without credentials, and some others, report what is left and when it
+// resets. A refusal pauses its kind of requests for as long as it asks or until that reset. If it
+// names neither, the pause is a minute.
 func Bitbucket() Provider {
 	p := Provider{
 		Name: "bitbucket",

@@ -14,22 +14,24 @@ import (
 
 var datadogPreset = Preset{Name: "datadog", Constructor: "Datadog()", kind: "Clouds and office", New: Datadog}
 
-// Datadog is the API of Datadog, with the limits of each endpoint for one organization in each site. Datadog
-// publishes few limits: 250,000 events a minute that are sent, 300 searches of spans an hour, and 60 traces a
-// minute. The other numbers here are those of older pages and of responses that Datadog's clients recorded,
-// such as 60 dashboards a minute. Organizations have different limits: metric queries start with 600 an hour,
-// of which 10 may be in 10 seconds, and searches of logs with 300 and 2.
+// Datadog is the API of Datadog, with the limits of each endpoint for one organization in each
+// site. Datadog publishes few limits: 250,000 events sent a minute, 300 searches of spans an hour,
+// and 60 traces a minute. The other numbers here are those of older pages and of responses that
+// Datadog's clients recorded, such as 60 dashboards a minute. Organizations have different limits.
+// The preset starts metric queries with 600 an hour and 10 in 10 seconds, and searches of logs with
+// 300 and 2.
 //
-// Responses name the limit of their endpoint and its period, and the tiers of 10 seconds, a minute, 5
-// minutes and an hour take both over. An endpoint without a known limit, which is a method and a path, starts
-// with one request in 10 seconds. Its first response names the limit, or reports none: then the endpoint has
-// 12,000 requests a minute, which is what an organization has for all endpoints without a limit of their
-// own. Metrics and logs that are sent are not limited. The hosts are those of all sites. Path segments that
-// have a digit, or capital letters alone, are assumed to be ids.
+// Responses name the limit of their endpoint and its period, and the tiers of 10 seconds, a minute,
+// 5 minutes and an hour take both over. An endpoint without a known limit, which is a method and a
+// path, starts with one request in 10 seconds. Its first response names the limit, or reports none:
+// then the endpoint has 12,000 requests a minute, which is what an organization has for all
+// endpoints without a limit of their own. Metrics and logs that are sent are not limited. The hosts
+// are those of all sites. Path segments that have a digit, or capital letters alone, are assumed to
+// be ids.
 //
-// A refusal pauses its endpoint until the reset that the response reports, or else for the period of the
-// limit. The client is assumed to be one user of one organization, because some limits are those of a user
-// or of an API key: for several organizations, set Account.
+// A refusal pauses its endpoint until the reset that the response reports, or else for the period
+// of the limit. The client is assumed to be one user of one organization, because some limits are
+// those of a user or of an API key. For several organizations, set Account.
 func Datadog() Provider {
 	const reset, period = "X-Ratelimit-Reset", "X-Ratelimit-Period"
 	seconds := func(header string) []answers.Field {

@@ -13,34 +13,36 @@ import (
 
 var discordPreset = Preset{Name: "discord", Constructor: "Discord()", kind: "Messages", New: Discord}
 
-// Discord is the API of Discord, with the limits of one IP address, one bot and each route. A bot has
-// 50 requests a second in all, not counting those with an interaction's token, and for each route a
-// quota that only responses report. Requests without the header Authorization, such as those to a
-// webhook, have 50 a second for an IP address. A route is a method and a path; the channel, guild or webhook in
-// the path is part of the route, and other ids are not. A route sends one request at a time, because
-// only the response reports how many are left. If none is left, the next request waits for the reset.
+// Discord is the API of Discord, with the limits of one IP address, one bot and each route. A bot
+// has 50 requests a second in all, not counting those with an interaction's token, and for each
+// route a quota that only responses report. Requests without the header Authorization, such as
+// those to a webhook, have 50 a second for an IP address. A route is a method and a path; the
+// channel, guild or webhook in the path is part of the route, and other ids are not. A route sends
+// one request at a time, because only the response reports how many are left. If none is left, the
+// next request waits for the reset.
 //
 // Several routes may share a bucket, which their responses name. Once the response of a route has
-// named the bucket of another, both share one quota for each channel, guild or webhook. Requests that
-// waited before that still use their own route's responses, so a few may be refused.
+// named the bucket of another, both share one quota for each channel, guild or webhook. Requests
+// that waited before that still use their own route's responses, so a few may be refused.
 //
-// Discord bans an IP address after 10,000 invalid requests in 10 minutes. A request is invalid if its
-// response is a 401, a 403, or a 429 that others have not caused. One that gets no response counts as
-// invalid. After 10,000 all requests wait until the window allows more. The limiter counts only what
-// passes through it: bots of one address count together if they share a store and the Provider.Name,
-// and Provider.Account names them.
+// Discord bans an IP address after 10,000 invalid requests in 10 minutes. A request is invalid if
+// its response is a 401, a 403, or a 429 that others have not caused. One that gets no response
+// counts as invalid. After 10,000 all requests wait until the window allows more. The limiter
+// counts only what passes through it: bots of one address count together if they share a store and
+// the Provider.Name, and Provider.Account names them.
 //
 // A 429 of a resource's own limit, which others may have used up, reports a longer wait than the
 // bucket does. The longer wait counts. A wait of more than 15 minutes closes the route with
 // throttle.ErrBanned, unless its Policy.MaxPause allows more. A block of the IP address by Discord
 // closes all routes for an hour with throttle.ErrBanned. One by Cloudflare, error 1015, closes the
-// route for as long as the response asks or for an hour, because users report that other paths go on:
-// see https://github.com/discord/discord-api-docs/issues/5385. A webhook that is unknown closes its route, because
-// Discord restricts those who use it again.
+// route for as long as the response asks or for an hour, because users report that other paths go
+// on: see https://github.com/discord/discord-api-docs/issues/5385. A webhook that is unknown closes
+// its route, because Discord restricts those who use it again.
 //
 // Over WebSocket, the Gateway closes a connection that sends more than 120 events in 60 seconds.
-// Heartbeats are assumed to count, because Discord lists them among the events. A flood of other events uses
-// up the minute at once, so let them leave five to the heartbeats:
+// Heartbeats are assumed to count, because Discord lists them among the events. A flood of other
+// events uses up the minute at once, so let them leave five to the heartbeats. The example Gateway
+// also checks the errors:
 //
 //	p := providers.Discord().Socket("events").Policy
 //	events, err := throttle.New(p, nil) // of one connection
@@ -49,12 +51,13 @@ var discordPreset = Preset{Name: "discord", Constructor: "Discord()", kind: "Mes
 //	err = events.Wait(ctx)                // before a heartbeat
 //	err = others.Within(events).Wait(ctx) // before another event
 //
-// A bot has one Identify in 5 seconds for each rate limit key, which is the shard's id modulo max_concurrency
-// of GET /gateway/bot, and 1,000 in 24 hours for all of its shards. Beyond them Discord resets the bot's
-// token, so keep "sessions" on a store that outlives the process. GET /gateway/bot names the number of larger
-// bots, and what is left of it. A bot also has one request of all members of a guild in 30 seconds. Updates of
-// the presence have no other documented limit. For "identify" and "members", open a throttle.Group, with a
-// Limiter for each rate limit key or guild:
+// A bot has one Identify in 5 seconds for each rate limit key, which is the shard's id modulo
+// max_concurrency of GET /gateway/bot, and 1,000 in 24 hours for all of its shards. Beyond them
+// Discord resets the bot's token, so keep "sessions" on a store that outlives the process. GET
+// /gateway/bot names the higher number of larger bots, and how many are left of it. A bot also has
+// one request of all members of a guild in 30 seconds. Updates of the presence have no other
+// documented limit. For "identify" and "members", open a throttle.Group, with a Limiter for each
+// rate limit key or guild:
 //
 //	identify, err := throttle.NewGroup(providers.Discord().Socket("identify").Policy, store, throttle.GroupOptions{})
 //	err = identify.Within(strconv.Itoa(shard%maxConcurrency), sessions).Wait(ctx)

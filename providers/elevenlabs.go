@@ -14,28 +14,29 @@ var elevenLabsPreset = Preset{
 	call:       func(a arguments) Provider { return ElevenLabs(a.number("requests")) },
 }
 
-// ElevenLabs is the API of ElevenLabs, with the limits of one workspace. A workspace has a number of
-// requests at once, by its plan: 2 (Free), 3 (Starter), 5 (Creator), 10 (Pro) or 15 (Scale and Business).
-// That is for speech, voices, sounds and dialogues together. Requests that name a Flash or Turbo model,
-// which are a concurrency group of their own, have twice as many apart from them. Eleven v4 and its Turbo
-// model have another group, whose number isn't published. They are assumed to count with the others.
+// ElevenLabs is the API of ElevenLabs, with the limits of one workspace. A workspace has a number
+// of requests at once, by its plan: 2 (Free), 3 (Starter), 5 (Creator), 10 (Pro) or 15 (Scale and
+// Business). Speech, voices, sounds and dialogues share it. Requests that name a Flash or Turbo
+// model, which are a concurrency group of their own, have twice as many apart from them. Eleven v4
+// and its Turbo model have another group, whose number isn't published. They are assumed to count
+// with the others.
 //
-// Transcripts have five times as many of their own. ElevenLabs transcribes a file of more than 8 minutes in
-// up to four parts at once, each of which counts. How long a file is isn't known, so that each megabyte of
-// a request is taken to be 8 minutes, which it is at 17 kbit/s. A request of unknown length, or one that
-// names the address of a file, is taken to have four parts. With use_multi_channel, each of up to five
-// channels counts apart, and a request is taken to have five. Music has 2 at once, with Scale and
-// Business 3. Other requests are not limited, and neither are agents and WebSocket connections, which have
-// limits of their own.
+// Transcripts have five times as many of their own. ElevenLabs transcribes a file of more than 8
+// minutes in up to four parts at once, each of which counts. The preset doesn't know the length of
+// a file, so it takes each megabyte of a request to be 8 minutes, the length at 17 kbit/s. A
+// request of unknown length, or one that names the address of a file, is taken to have four parts.
+// With use_multi_channel, each of up to five channels counts apart, and a request is taken to have
+// five. Music has 2 at once, with Scale and Business 3. Other requests are not limited, and neither
+// are agents and WebSocket connections, which have limits of their own.
 //
-// Responses name the limit of the group in maximum-concurrent-requests, but the limits here don't follow
-// it: if it is another, change the parameter. No response names a wait. After a refusal the kind of
-// requests pauses for a second or two, and longer if it is refused again: for too many requests at once
-// (too_many_concurrent_requests or concurrent_limit_exceeded), or for too many in a short time, whose limit
-// isn't published (rate_limit_exceeded). A refusal because the servers are busy (system_busy) or for lack of
-// credits (quota_exceeded) pauses nothing. The free plan is closed to accounts and addresses with unusual
-// activity (detected_unusual_activity). The kind of requests is then closed with throttle.ErrBanned, and
-// one request tries after each Policy.MaxPause.
+// Responses name the limit of the group in maximum-concurrent-requests, but the limits here don't
+// follow it. If it differs, change the argument. No response names a wait. After a refusal the kind
+// of requests pauses for a second or two, and longer if it is refused again: for too many requests
+// at once (too_many_concurrent_requests or concurrent_limit_exceeded), or for too many in a short
+// time, whose limit isn't published (rate_limit_exceeded). A refusal because the servers are busy
+// (system_busy) or for lack of credits (quota_exceeded) pauses nothing. The free plan is closed to
+// accounts and addresses with unusual activity (detected_unusual_activity). The kind of requests is
+// then closed with throttle.ErrBanned, and one request tries after each Policy.MaxPause.
 func ElevenLabs(requests int64) Provider {
 	const page, transcripts = "https://elevenlabs.io/docs/overview/models", "https://elevenlabs.io/docs/capabilities/speech-to-text"
 	music := int64(2)

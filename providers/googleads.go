@@ -20,25 +20,27 @@ var googleAdsPreset = Preset{
 	call:       func(a arguments) Provider { return GoogleAds(a.number("per_day")) },
 }
 
-// GoogleAds is the API of Google Ads in REST, with the limits of one Google Cloud project or developer token
-// and of each customer. The developer-token of a request names the former, and its path the customer. The
-// argument is the operations a day: 2,880 with Explorer access to production accounts, 15,000 with Basic access
-// and for test accounts, and 0, which limits nothing, with Standard access. A request with mutate costs its
-// operations, the next page of a search costs nothing, and any other request costs one. A body of more than 64
-// MB, or one without GetBody, is taken to have one operation. A day is taken to roll, because refusals name
-// waits that end at any time.
+// GoogleAds is the API of Google Ads in REST, with the limits of one Google Cloud project or
+// developer token and of each customer. The header developer-token of a request names the project
+// or developer token, and its path names the customer. The argument is the operations a day: 2,880
+// with Explorer access to production accounts, 15,000 with Basic access and for test accounts, and
+// 0, which limits nothing, with Standard access. A request with mutate costs its operations, the
+// next page of a search costs nothing, and any other request costs one. A body of more than 64 MB,
+// or one without GetBody, is taken to have one operation. A day is taken to roll, because refusals
+// name waits that end at any time.
 //
-// A customer has one request a second for keyword and reach plans, all taken together, two a second for themes
-// of ad groups, and 200 a day for insights of audiences. All customers have two a second for metrics of
-// targeting suggestions.
+// A customer has one request a second for keyword and reach plans, all taken together, two a second
+// for themes of ad groups, and 200 a day for insights of audiences. All customers have two a second
+// for metrics of targeting suggestions.
 //
-// Google also limits the requests and operations of each customer and project, by its load and without a number.
-// So the rate of a customer is learned from refusals, as [Unknown] learns that of a host: it starts with 10
-// a second, and grows to 1,000. Requests of the planning services have the limits above instead.
+// Google also limits the requests and operations of each customer and project, by its load and
+// without a number. So the rate of a customer is learned from refusals, as [Unknown] learns that of
+// a host: it starts with 10 a second, and grows to 1,000. Requests of the planning services have
+// the limits above instead.
 //
-// A refusal says whether the customer or the project has sent too much, and pauses it for the time in the
-// error. After one for the day, requests wait for hours if Policy.MaxPause allows it. If not, the quota is
-// closed with throttle.ErrBanned, and one request tries after each MaxPause.
+// A refusal says whether the customer or the project has sent too much, and pauses it for the time
+// in the error. After one for the day, requests wait for hours if Policy.MaxPause allows it. If
+// not, the quota is closed with throttle.ErrBanned, and one request tries after each MaxPause.
 func GoogleAds(perDay int64) Provider {
 	const page, rates = "https://developers.google.com/google-ads/api/docs/best-practices/quotas", "https://developers.google.com/google-ads/api/docs/productionize/rate-limits"
 	of := func(actions ...string) func(*http.Request) (string, bool) {

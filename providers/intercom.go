@@ -13,12 +13,12 @@ var intercomPreset = Preset{Name: "intercom", Constructor: "Intercom()", kind: "
 // Intercom is the API of Intercom, with the limits of one workspace and of each of its apps. An app
 // has 10,000 requests a minute and a workspace 25,000, which Intercom spreads over windows of 10
 // seconds: 1,666 and 4,166 in each. A token is of one app in one workspace. For an app that is
-// installed in several workspaces, set Account to a function that returns the workspace. Every request
-// costs one. Canvas Kit and webhooks, which Intercom sends, don't count.
+// installed in several workspaces, set Account to a function that returns the workspace. Every
+// request costs one. Canvas Kit and webhooks, which Intercom sends, don't count.
 //
 // Responses name the app's limit, which Intercom changes on request, and report how much is left of
-// the window and when it ends. The scope "app" takes the limit over, from 16 to 16,660 in 10 seconds.
-// No response names the limit of the workspace: set the tier of the scope "workspace".
+// the window and when it ends. The scope "app" takes the limit over, from 16 to 16,660 in 10
+// seconds. No response names the limit of the workspace: set the tier of the scope "workspace".
 //
 // A refusal pauses the app until the window ends.
 func Intercom() Provider {

@@ -17,20 +17,21 @@ import (
 
 var klaviyoPreset = Preset{Name: "klaviyo", Constructor: "Klaviyo()", kind: "Messages", New: Klaviyo}
 
-// Klaviyo is the API of Klaviyo, with the limits of each endpoint for one account. An endpoint, which is a
-// method and a path, has a number of requests a second and a number a minute, by its size: XS has 1 and
-// 15, S 3 and 60, M 10 and 150, L 75 and 700, XL 350 and 3,500. The scopes have the names of the sizes.
-// Other limits have names such as "1/2/225" of reports, which have 1 a second, 2 a minute and 225 a day.
-// Requests that ask for counts, predictions, or the lists of a profile have less: the scopes "reduced XS"
-// and "reduced M". Endpoints that the API reference lacks are assumed to be XS.
+// Klaviyo is the API of Klaviyo, with the limits of each endpoint for one account. An endpoint,
+// which is a method and a path, has a number of requests a second and a number a minute, by its
+// size: XS has 1 and 15, S 3 and 60, M 10 and 150, L 75 and 700, XL 350 and 3,500. The scopes have
+// the names of the sizes. Other limits have names such as "1/2/225" of reports, which have 1 a
+// second, 2 a minute and 225 a day. Requests that ask for counts, predictions, or the lists of a
+// profile have less: the scopes "reduced XS" and "reduced M". Endpoints that the API reference
+// lacks are assumed to be XS.
 //
-// All private keys of an account share its limits. An app that uses OAuth has limits of its own in each
-// account: set Account to a function that returns the account. Endpoints for browsers, below /client/, count
-// for the company_id of the request.
+// All private keys of an account share its limits. An app that uses OAuth has limits of its own in
+// each account: set Account to a function that returns the account. Endpoints for browsers, below
+// /client/, count for the company_id of the request.
 //
-// Responses report the limit of a minute, how much is left of it and when it ends. The tier of the minute
-// takes over the limit, because the API reference also has 750 for L. A refusal pauses its endpoint for the
-// time in Retry-After, or in its text. Days are assumed to roll.
+// Responses report the limit of a minute, how much of it is left and when the minute ends. The tier
+// of the minute takes the limit over, because the API reference also has 750 for L. A refusal
+// pauses its endpoint for the time in Retry-After, or in its text. Days are assumed to roll.
 func Klaviyo() Provider {
 	const page = "https://developers.klaviyo.com/en/docs/rate_limits_and_error_handling"
 	const reference = "https://github.com/klaviyo/openapi/blob/f0a30ba/openapi/stable.json"

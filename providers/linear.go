@@ -13,25 +13,26 @@ import (
 
 var linearPreset = Preset{Name: "linear", Constructor: "Linear()", kind: "Code and work", New: Linear}
 
-// Linear is the GraphQL API of Linear, with the limits of one user with API keys, of each token of an OAuth
-// app, and of an address without credentials. All are buckets that hold the limit of an hour and gain it
-// in an hour. A user has 2,500 requests and 3,000,000 points of complexity, whatever the number of API
-// keys: for several users, set Account. A token of an OAuth app, which begins with "Bearer", is taken to
-// be one user of the app, with 5,000 requests and 2,000,000 points. An address has 600 and 100,000.
-// Responses name the limits, and the tiers take them over, up to ten times as much, because an app in a
-// large workspace has more.
+// Linear is the GraphQL API of Linear, with the limits of one user with API keys, of each token of
+// an OAuth app, and of an address without credentials. All are buckets that hold the limit of an
+// hour and gain it in an hour. A user has 2,500 requests and 3,000,000 points of complexity,
+// whatever the number of API keys: for several users, set Account. A token of an OAuth app, which
+// begins with "Bearer", is taken to be one user of the app, with 5,000 requests and 2,000,000
+// points. An address has 600 and 100,000. Responses name the limits, and the tiers take them over,
+// up to ten times as much, because an app in a large workspace has more.
 //
-// A query costs a tenth of a point for each property and a point for each object. A connection multiplies
-// what it selects by its argument first or last, or by 50. The preset computes that from the query's text,
-// its fragments and its variables, and X-Complexity in the response corrects it. If similar queries, which
-// have the same text and the same variables except for strings, have cost more, the charge is what they
-// cost. A query that can't be read is charged 10,000 points, which is the most that Linear allows one query.
+// A query costs a tenth of a point for each property and a point for each object. A connection
+// multiplies what it selects by its argument first or last, or by 50. The preset computes that from
+// the query's text, its fragments and its variables, and X-Complexity in the response corrects it.
+// If similar queries, which have the same text and the same variables except for strings, have cost
+// more, the charge is what they cost. A query that can't be read is charged 10,000 points, which is
+// the most that Linear allows one query.
 //
-// A refusal has status 400, or sometimes 200 or 429, and the code RATELIMITED or only its message. It pauses
-// the user, token or address briefly: responses name a reset that is always an hour away, but the buckets
-// gain all the time. Some queries and mutations have limits of their own, which Linear doesn't publish. A
-// refusal by one of these has headers of an endpoint, and pauses only the requests with the same fields at
-// their root, until the reset that the headers name.
+// A refusal has status 400, or sometimes 200 or 429, and the code RATELIMITED or only its message.
+// It pauses the user, token or address briefly: responses name a reset that is always an hour away,
+// but the buckets gain all the time. Some queries and mutations have limits of their own, which
+// Linear doesn't publish. A refusal by one of these has headers of an endpoint, and pauses only the
+// requests with the same fields at their root, until the reset that the headers name.
 func Linear() Provider {
 	const page = "https://linear.app/developers/rate-limiting"
 	endpoint := some("endpoint", page, linearEndpoint, noLimit)

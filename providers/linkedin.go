@@ -18,29 +18,31 @@ var linkedInPreset = Preset{
 	call: func(a arguments) Provider { return LinkedIn(a.number("per_day"), a.number("per_member")) },
 }
 
-// LinkedIn is the API of LinkedIn, with the limits of one app and of each of its members. The token of a
-// request is its member. Days begin at midnight UTC.
+// LinkedIn is the API of LinkedIn, with the limits of one app and of each of its members. The token
+// of a request is its member. Days begin at midnight UTC.
 //
-// The development tier of the Community Management API has 500 calls a day, 100 of them for one member, over
-// all endpoints: the arguments are these. In the standard tier, and in other products, each endpoint has
-// limits of its own, for the app and for a member. LinkedIn shows those of the app in the Developer Portal and
-// publishes none, but that Share on LinkedIn has 100,000 posts a day of the app and 150 of a member, and that a
-// member has 600 requests a minute for the users of segments, 300 for their companies, and 600 a minute and
-// 300,000 a day for conversion events. So 0 limits nothing else, until a refusal. If you know the limits of
-// endpoints, set them in the scopes "endpoint" and "member endpoint". Name all that you use, because the
-// others then share one quota, and its pauses:
+// The development tier of the Community Management API has 500 calls a day, 100 of them for one
+// member, over all endpoints. The arguments are these two limits. In the standard tier, and in
+// other products, each endpoint has limits of its own, for the app and for a member. LinkedIn shows
+// the app's limits in the Developer Portal and publishes only a few. Share on LinkedIn has 100,000
+// posts a day of the app and 150 of a member. A member has 600 requests a minute for the users of
+// segments, 300 for their companies, and 600 a minute and 300,000 a day for conversion events. If
+// the arguments are 0, nothing else is limited until a refusal. If you know the limits of
+// endpoints, set them in the scopes "endpoint" and "member endpoint". Name all that you use,
+// because the others then share one quota, and its pauses:
 //
 //	p := providers.LinkedIn(0, 0)
 //	analytics := p.Scope("endpoint").Policy.Tiers[0]
 //	analytics.Limit = 10_000
 //	p.Scope("endpoint").Models = providers.NewModels(map[string][]throttle.Tier{"GET /rest/adAnalytics": {analytics}})
 //
-// A request for several objects is taken to be one call. The numbers and texts with a colon in a path are
-// taken to be ids. The data that analytics return is limited, too, which is not included.
+// A request for several objects is taken to be one call. The numbers and texts with a colon in a
+// path are taken to be ids. The data that analytics return is limited, too, which is not included.
 //
-// Responses report no limits. A refusal pauses its endpoint. One for the day says whether the app or
-// the member has used it up, and the endpoint waits for midnight UTC if Policy.MaxPause allows it. If
-// not, the quota is closed with throttle.ErrBanned, and one request tries after each MaxPause.
+// Responses report no limits. A refusal pauses its endpoint. One for the day says whether the app
+// or the member has used it up, and the endpoint waits for midnight UTC if Policy.MaxPause allows
+// it. If not, the quota is closed with throttle.ErrBanned, and one request tries after each
+// MaxPause.
 func LinkedIn(perDay, perMember int64) Provider {
 	const page = "https://learn.microsoft.com/en-us/linkedin/shared/api-guide/concepts/rate-limits"
 	const tiers = "https://learn.microsoft.com/en-us/linkedin/marketing/increasing-access"

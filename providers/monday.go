@@ -20,30 +20,35 @@ var mondayPreset = Preset{
 }
 
 // Monday is the API of monday.com, with the limits of one app or personal token in one account. The
-// plan of the account decides about its calls a day, until midnight UTC, a minute and at once: 1,000,
+// plan of the account sets its calls a day (until midnight UTC), a minute, and at once: 1,000,
 // 1,000 and 40; with Pro 10,000, 2,500 and 100; with Enterprise 25,000, 5,000 and 250. So perDay
-// decides about all three. Another page says that free and trial accounts have 200 calls a day. The mutations create_board, duplicate_board and duplicate_group have 40
-// calls a minute each, connect_project_to_portfolio has 15, and the query app_subscriptions 120. Two
-// limits are not counted: the 10,000 values of formulas a minute, and the 5,000 calls in 10 seconds of
-// an IP address, which are more than an account has.
+// selects all three. For others, change the tiers of the scope "account". For several accounts, set
+// Account. Another page says that free and trial accounts have 200 calls a day. The mutations
+// create_board, duplicate_board and duplicate_group have 40 calls a minute each,
+// connect_project_to_portfolio has 15, and the query app_subscriptions 120. Two limits are not
+// counted: the 10,000 values of formulas a minute, and the 5,000 calls of an IP address in 10
+// seconds, which exceed the limits of an account.
 //
 // Queries cost points. Here they have 1,000,000 in any minute, as in trial and free accounts. Paid
-// accounts have 10,000,000 for personal tokens. Apps have 5,000,000 for reads and as many for writes,
-// which share them here. Responses name the limits of the minute, and the preset takes them over.
+// accounts have 10,000,000 for personal tokens. Apps have 5,000,000 for reads and as many for
+// writes, which share them here. Responses name the limits of the minute, and the preset takes them
+// over.
 //
-// The points of a query are known when it has run. So the charge comes from what similar queries have
-// cost, which have the same text, except for ids and strings, and variables of the same shape. It is
-// their average plus one and a half times their average deviation. A query whose text is new, or that
-// has no GetBody, is charged 100,000 until its response comes, so that ten go at once in a free
-// account. The response to a query with the field complexity { query } contains the cost. The header
-// RateLimit reports the points that are left. Another query costs what is missing there and no query
-// has cost, or 10,000 without the header.
+// The points of a query are known only after it has run. So the charge is an estimate from similar
+// queries: those with the same text, except for ids and strings, and variables of the same shape.
+// It is their average cost plus one and a half times their average deviation. A query whose text is
+// new, or that has no GetBody, is charged 100,000 until its response comes, so that ten go at once
+// in a free account. The response to a query with the field complexity { query } contains the cost.
+// The header RateLimit reports the points that are left. A query without that field costs the
+// points that are gone since the last response and that no other query has cost. Without the header
+// it costs 10,000.
 //
-// A refusal has status 429 or 200. It names the wait and pauses the account, or the mutation that has
-// too many calls. If the day is used up, requests wait for midnight UTC if Policy.MaxPause allows it. If
-// not, the quota is closed with throttle.ErrBanned, and one request tries after each MaxPause. A
-// refusal costs a tenth of a call of the day, and is charged one. A query that is too complex for any
-// budget, a field that too many queries use at once, and a locked board pause nothing.
+// A refusal has status 429 or 200. It names the wait and pauses the account, or the mutation that
+// has too many calls. If the day is used up, requests wait for midnight UTC if Policy.MaxPause
+// allows it. If not, the quota is closed with throttle.ErrBanned, and one request tries after each
+// MaxPause. A refusal uses a tenth of a call of the day, but counts as one here. A query that is
+// too complex for any budget, a field that too many queries use at once, and a locked board pause
+// nothing.
 func Monday(perDay int64) Provider {
 	const page = "https://developer.monday.com/api-reference/docs/rate-limits"
 	perMinute, atOnce := int64(1_000), int64(40)

@@ -16,32 +16,35 @@ var pipedrivePreset = Preset{
 	call:       func(a arguments) Provider { return Pipedrive(a.number("tokens")) },
 }
 
-// Pipedrive is the API of Pipedrive, in versions 1 and 2, with the limits of each company and of its
-// tokens. A company, which is a host, has a number of tokens a day for all of its users and apps: 30,000
-// for each seat, times 1 (Lite), 2 (Growth), 5 (Premium) or 7 (Ultimate), and what it has bought. A
-// request costs what Pipedrive's OpenAPI documents say: in version 1, 2 for one object, 20 for a list, 10
-// for a change, 6 for a deletion and 40 for a search; in version 2 half of that. Some endpoints cost more or
-// less, such as 80 for a summary of archived deals. An endpoint that the documents lack costs as much as
-// others of its kind. A failed request is assumed to cost as much.
+// Pipedrive is the API of Pipedrive, in versions 1 and 2, with the limits of each company and of
+// its tokens. A company, which is a host, has the argument's number of tokens a day, for all of its
+// users and apps: 30,000 for each seat, times 1 (Lite), 2 (Growth), 5 (Premium) or 7 (Ultimate),
+// and what it has bought. A request costs what Pipedrive's OpenAPI documents say: in version 1, 2
+// for one object, 20 for a list, 10 for a change, 6 for a deletion and 40 for a search; in version
+// 2 half of that. Some endpoints cost more or less, such as 80 for a summary of archived deals. An
+// endpoint that the documents lack costs as much as others of its kind. A failed request is assumed
+// to cost as much.
 //
-// A user's API token also has 20 requests in any 2 seconds, and the access token of an app 80. These are
-// those of Lite; with Growth they are 40 and 160, with Premium 100 and 400, with Ultimate 120 and 480.
-// Searches of a token have 10 in 2 seconds, whatever the plan. They are assumed to count as its requests,
-// too, because Pipedrive doesn't document it. Responses name the limit of 2 seconds and, though no page says
-// so, that of the day. The tiers take them over. They also report how many POST and PUT requests an API
-// token has left in the day, which ends at midnight in UTC.
+// A user's API token also has 20 requests in any 2 seconds, and the access token of an app 80.
+// These are the numbers of Lite. Growth has 40 and 160, Premium 100 and 400, and Ultimate 120 and
+// 480. A token has 10 searches in 2 seconds, whatever the plan. Searches are assumed to count as
+// its requests, too, because Pipedrive doesn't document it. Responses name the limit of 2 seconds
+// and, though no page says so, the limit of the day. The tiers take both over. Responses also
+// report how many POST and PUT requests an API token has left in the day, which ends at midnight in
+// UTC.
 //
-// The tokens are those of the header x-api-token, of the parameter api_token, or of the header
-// Authorization. Requests to api.pipedrive.com are taken to be of one company: for several, set Account.
+// The API token or access token of a request is in the header x-api-token, in the parameter
+// api_token, or in the header Authorization. Requests to api.pipedrive.com are taken to be of one
+// company: for several, set Account.
 //
-// The day of the tokens ends at midnight in the time zone of Pipedrive's servers, which it doesn't name.
-// So the company has its tokens in any 24 hours, until a response reports that it has more. After a refusal
-// that reports no tokens left, because others have used them, one request tries each hour. A refusal that
-// reports requests left in the 2 seconds is assumed to be about the day, too, and pauses the company for a
-// minute. Any other refusal pauses the token, or its searches, for as long as it asks, usually 10 seconds. A
-// client that goes on after refusals gets a page by Cloudflare with status 403, for a time that isn't
-// documented. The token is then closed with throttle.ErrBanned, and one request tries after each
-// Policy.MaxPause. Other 403s pause nothing.
+// The company's day ends at midnight in the time zone of Pipedrive's servers, which it doesn't
+// name. So the company has its tokens in any 24 hours, until a response reports that more are left.
+// After a refusal that reports no tokens left, because others have used them, one request tries
+// each hour. A refusal that reports requests left in the 2 seconds is assumed to be about the day,
+// too, and pauses the company for a minute. Any other refusal pauses the token, or its searches,
+// for as long as it asks, usually 10 seconds. A client that goes on after refusals gets a page by
+// Cloudflare with status 403, for a time that isn't documented. The token is then closed with
+// throttle.ErrBanned, and one request tries after each Policy.MaxPause. Other 403s pause nothing.
 func Pipedrive(tokens int64) Provider {
 	const page = "https://pipedrive.readme.io/docs/core-api-concepts-rate-limiting"
 	const left = "X-Ratelimit-Remaining"

@@ -51,7 +51,7 @@ func TestPresetsAreDescribed(t *testing.T) {
 					t.Errorf("%s: %s: %q has the normal form %q: %v", p.Name, param.Name, value, normal, err)
 				}
 			}
-			if param.About == "" || !param.Text && strings.HasSuffix(param.About, "; 0: not limited") != (param.Min == 0) {
+			if param.About == "" || !param.Text && strings.Contains(param.About, "; 0: ") != (param.Min == 0) {
 				t.Errorf("%s: %s from %d is %q: say what 0 means if it is possible", p.Name, param.Name, param.Min, param.About)
 			}
 		}

@@ -11,21 +11,22 @@ import (
 
 var quickBooksPreset = Preset{Name: "quickbooks", Constructor: "QuickBooks()", kind: "Payments and shops", New: QuickBooks}
 
-// QuickBooks is the Accounting API of QuickBooks Online, with the limits of one app in each company. A
-// company, which is the realm ID in the path, has 500 requests a minute, 10 a second, and 10 at once. A
-// batch is one request, whatever it contains. Of the 500, 40 may be batches and 200 reports. The sandbox
-// has the same limits, and sends 40 emails a day. Intuit doesn't document the kinds of windows, so all
-// of them roll.
+// QuickBooks is the Accounting API of QuickBooks Online, with the limits of one app in each
+// company. A company, which is the realm ID in the path, has 500 requests a minute, 10 a second,
+// and 10 at once. A batch is one request, whatever it contains. Of the 500, 40 may be batches and
+// 200 reports. The sandbox has the same limits, and sends 40 emails a day. Intuit doesn't document
+// the kinds of windows, so all of them roll.
 //
-// The limits of a second and of requests at once are from different years, and so is that of reports,
-// which the present page doesn't name. All hold here, because Intuit may enforce any. All apps share the
-// 500 of a company: if others use it, lower the tier of the scope "company". An app in the Builder tier of
-// Intuit's partner program has 500,000 reads a month for all companies, which are not counted here, and
-// neither are Intuit's other APIs, such as Payments.
+// The limits of a second and of requests at once are from different years, and so is that of
+// reports, which the present page doesn't name. All hold here, because Intuit may enforce any. All
+// apps share the 500 of a company. If other apps use the company, lower the tier of the scope
+// "company". An app in the Builder tier of Intuit's partner program has 500,000 reads a month for
+// all companies, which are not counted here. Neither are Intuit's other APIs, such as Payments.
 //
-// Responses report no limits. A refusal has status 429, or in older captures 403, and says nothing of
-// the limit. It pauses the company for a minute, as Intuit asks, or batches, reports or emails alone if it
-// is of one. An item of a batch that is refused pauses nothing, because the batch has status 200.
+// Responses report no limits. A refusal has status 429, or in older captures 403, and doesn't name
+// the limit. It pauses the company for a minute, as Intuit asks. A refusal of a batch, a report or
+// an email pauses only requests of its kind. An item of a batch that is refused pauses nothing,
+// because the batch has status 200.
 func QuickBooks() Provider {
 	const page = "https://developer.intuit.com/app/developer/qbo/docs/learn/limits-and-throttles"
 	of := func(counts func(host, call string) bool) func(*http.Request) (string, bool) {

@@ -18,7 +18,7 @@ import (
 var vertexAIPreset = Preset{
 	Name: "vertex-ai", Constructor: "VertexAI(requests, input, output int64)", kind: "Language models", Models: "partner",
 	Parameters: []Parameter{
-		{Name: "requests", About: "requests a minute of a partner's model; 0: not limited", Default: "0", Example: "1500"},
+		{Name: "requests", About: "requests a minute of a partner's model; 0: learned", Default: "0", Example: "1500"},
 		{Name: "input", About: "input tokens a minute of a partner's model; 0: not limited", Default: "0", Example: "1500000"},
 		{Name: "output", About: "output tokens a minute of a partner's model; 0: not limited", Default: "0", Example: "150000"},
 	},
@@ -27,37 +27,43 @@ var vertexAIPreset = Preset{
 	},
 }
 
-// VertexAI is the API of the models of Google Cloud's Vertex AI, with the limits of each model in a project
-// and a location. Each location has quotas of its own: a region, a multi-region such as "us", or "global".
-// A version of a model is the model itself. Counting tokens and batches are not limited.
+// VertexAI is the API of the models of Google Cloud's Vertex AI, with the limits of each model in a
+// project and a location. Each location has quotas of its own: a region, a multi-region such as
+// "us", or "global". Versions of a model share its limits. Counting tokens and batches are not
+// limited.
 //
-//   - Gemini, Imagen, Veo and other models of Google have no published quota, because all customers share
-//     their capacity. So the rate of requests is learned from refusals, as [Unknown] learns that of a host:
-//     it starts with 5 a second and grows to at most 30,000 a minute, which is the limit of a model in a
-//     region. A tuned model learns for itself.
-//   - Models of partners, such as Claude, have the quotas that the Cloud console shows: the arguments. If
-//     requests is 0, their rate is learned, too. By default Claude Sonnet 4.5 has 1,500 requests,
-//     1,500,000 input tokens and 150,000 output tokens a minute, Claude Sonnet 4 has 35, 280,000 and
-//     20,000, and a new project may have none. Outside of the regions all versions of Opus since 4.8, of
-//     Sonnet and Fable since 5, and of Haiku since 5.5 share a quota. Claude before 4 counts input and output
-//     together, which is not included.
-//   - Gemini's embeddings have 5,000,000 input tokens a minute, and gemini-embedding-2 has 10,000,000 and
-//     40,000 requests. Predict has 30,000 requests a minute for all models of a location.
+//   - Gemini, Imagen, Veo and other models of Google have no published quota, because all customers
+//     share their capacity. So the rate of requests is learned from refusals, as [Unknown] learns
+//     that of a host: it starts with 5 a second and grows to at most 30,000 a minute, which is the
+//     limit of a model in a region. A tuned model learns for itself.
+//   - Models of partners, such as Claude, have the quotas that the Cloud console shows. The
+//     arguments are the requests, input tokens and output tokens a minute of each model. If
+//     requests is 0, the rate is learned, too. If input or output is 0, these tokens are not
+//     limited. By default Claude Sonnet 4.5 has 1,500 requests, 1,500,000 input tokens and 150,000
+//     output tokens, Claude Sonnet 4 has 35, 280,000 and 20,000, and a new project may have none.
+//     In multi-regions and "global" all versions of Opus since 4.8, of Sonnet and Fable since 5,
+//     and of Haiku since 5.5 share a quota. Claude before 4 counts input and output together, which
+//     is not included.
+//   - Gemini's embeddings have 5,000,000 input tokens a minute, and gemini-embedding-2 has
+//     10,000,000 and 40,000 requests. Predict has 30,000 requests a minute for all models of a
+//     location.
 //
-// Partners' models with other quotas are in the Models of the scope "partner", by project, location and name:
+// Partners' models with other quotas are in the Models of the scope "partner", by project, location
+// and name:
 //
 //	p.Scope("partner").Models = providers.NewModels(map[string][]throttle.Tier{
 //		"my-project us-east5 claude-opus-4-1": providers.VertexAI(25, 60_000, 6_000).Scope("partner").Policy.Tiers,
 //	})
 //
-// Until the response reports the tokens, a request is charged an estimate, as for [Anthropic]: input that
-// the model reads from its prompt cache is free, and the output is what earlier answers make likely.
-// Google documents that it reserves an estimate and refunds the rest, but not whether the estimate of the
-// output is max_tokens. If it is, Google refuses some requests with a large one, so set max_tokens to what
-// answers need. The responses of predict don't report tokens in one place, so their estimate stands.
+// Until the response reports the tokens, a request is charged an estimate, as for [Anthropic]:
+// input that the model reads from its prompt cache is free, and the output is what earlier answers
+// make likely. Google documents that it reserves an estimate and refunds the rest, but not whether
+// the estimate of the output is max_tokens. If it is, Google refuses some requests with a large
+// one, so set max_tokens to what answers need. The responses of predict don't report tokens in one
+// place, so their estimate stands.
 //
-// Google doesn't document the kind of window of a minute, so minutes roll. A refusal names no wait. It
-// pauses its model, or lowers the rate that was learned.
+// Google doesn't document the kind of window of a minute, so minutes roll. A refusal names no wait.
+// It pauses its model, or lowers the rate that was learned.
 func VertexAI(requests, input, output int64) Provider {
 	const paygo = "https://docs.cloud.google.com/vertex-ai/generative-ai/docs/standard-paygo"
 	const claude = "https://docs.cloud.google.com/gemini-enterprise-agent-platform/models/partner-models/claude/quotas"

@@ -16,22 +16,23 @@ var xeroPreset = Preset{
 	call:       func(a arguments) Provider { return Xero(a.number("per_day")) },
 }
 
-// Xero is the API of Xero (accounting, assets, files, finance, payroll and projects), with the limits
-// of one app and of each organization. An app has 60 calls a minute and perDay calls a day to each
-// organization, and 5 at once: 5,000 a day, or 1,000 on the Starter plan of developers. To all
-// organizations it has 10,000 calls a minute together. The header Xero-Tenant-Id names the
-// organization. Calls without it are those of a custom connection, to its one organization. Calls to
-// /connections count for the app alone. Every call costs one, whatever it returns.
+// Xero is the API of Xero (accounting, assets, files, finance, payroll and projects), with the
+// limits of one app and of each organization. To each organization an app has perDay calls a day,
+// 60 a minute, and 5 at once. The day has 5,000 calls, or 1,000 on the Starter plan of developers.
+// To all organizations it has 10,000 calls a minute together. The header Xero-Tenant-Id names the
+// organization. Calls without it are those of a custom connection, to its one organization. Calls
+// to /connections count for the app alone. Every call costs one, whatever it returns. For several
+// apps on one store, set Account to a function that returns the app.
 //
-// Responses report how many calls are left of the minute and of the day, also those that other
-// processes have used. One that reports more than 1,000 left of the day shows that the day has 5,000,
-// and the preset takes that over. Sources disagree whether the windows roll or are fixed: they roll
-// here, which is safe for both.
+// Responses report how many calls are left of the minute and of the day, so calls of other
+// processes count, too. A response that reports more than 1,000 left of the day shows that the day
+// has 5,000, and the preset takes that limit over. Sources disagree whether the windows are rolling
+// or fixed. They roll here, which is safe for both.
 //
 // A refusal pauses the organization, or the app if X-Rate-Limit-Problem names the app's minute. It
-// names the wait, but not if there are too many calls at once. If a day is used up, the wait is up to
-// a day, which closes the organization's quota with throttle.ErrBanned, unless Policy.MaxPause is as
-// long.
+// names the wait, except after too many calls at once. If a day is used up, the wait is up to a
+// day, which closes the organization's quota with throttle.ErrBanned, unless the Policy.MaxPause of
+// the scope "organization" is as long.
 func Xero(perDay int64) Provider {
 	const page = "https://developer.xero.com/faq/limits"
 	day := follows(0, max(xeroDay, perDay), throttle.PerDay(perDay))

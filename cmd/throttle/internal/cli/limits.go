@@ -83,7 +83,7 @@ func (p *played) readPreset(l config.Limits, request string) error {
 	switch {
 	case r == nil && len(scopes) > 1 && slices.ContainsFunc(scopes, keyed):
 		return usagef("%s has several quotas, %s: name a request with --request, such as 'GET https://%s/', for those that count it",
-			p.text, strings.Join(names, ", "), strings.TrimPrefix(provider.Hosts[0], "*."))
+			p.text, strings.Join(names, ", "), strings.ReplaceAll(provider.Hosts[0], "*", "example"))
 	case len(p.policy.Tiers) == 0:
 		return usagef("no quota of %s counts the request %s: it has %s", p.text, request, strings.Join(names, ", "))
 	}
