@@ -50,6 +50,7 @@ func TestElevenLabsAtOnce(t *testing.T) {
 		{"transcripts of unknown length", 5, 6, []func() *http.Request{unknown}},
 		{"transcripts of an address", 5, 6, []func() *http.Request{to(t, "POST", elevenLabs+"speech-to-text", `{"cloud_storage_url":"https://example.com/a.mp3"}`)}},
 		{"channels", 5, 5, []func() *http.Request{to(t, "POST", elevenLabs+"speech-to-text", `{"use_multi_channel":true}`)}},
+		{"channels of a small plan", 2, 1, []func() *http.Request{to(t, "POST", elevenLabs+"speech-to-text", `{"use_multi_channel":true,"cloud_storage_url":"https://example.com/a.mp3"}`)}},
 		{"one channel", 5, 25, []func() *http.Request{to(t, "POST", elevenLabs+"speech-to-text", `{"use_multi_channel":false}`)}},
 		{"long transcripts of a small plan", 1, 1, []func() *http.Request{transcribe(8_000_000)}},
 		{"music", 10, 2, []func() *http.Request{other("music"), other("music/detailed")}},
@@ -91,17 +92,17 @@ func TestElevenLabsRefusals(t *testing.T) {
 
 // Responses report how many requests are at once, and why one was refused.
 func TestElevenLabsReports(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := fakeapi.Reply{Status: 429, Header: map[string]string{"current-concurrent-requests": "5", "maximum-concurrent-requests": "5"}, Body: `{"detail":{"status":"system_busy"}}`}
-		h := http.Header{"Content-Type": {"application/json"}}
-		for name, value := range r.Header {
-			h.Set(name, value)
+	h := http.Header{"Content-Type": {"application/json"}, "Current-Concurrent-Requests": {"5"}, "Maximum-Concurrent-Requests": {"5"}}
+	for _, test := range []struct{ body, reason string }{
+		{`{"detail":{"status":"too_many_concurrent_requests"}}`, "too_many_concurrent_requests"},
+		{`{"detail":{"code":"rate_limit_exceeded"}}`, "rate_limit_exceeded"},
+		{`{"detail":{"status":"system_busy"}}`, "system_busy"},
+	} {
+		answer := providers.ElevenLabs(5).Profile.Read(answers.Response{Status: 429, Header: h, Body: []byte(test.body)})
+		if len(answer.Readings) != 1 || answer.Readings[0].Limit != 5 || answer.Readings[0].Used != 5 || answer.Reason != test.reason {
+			t.Errorf("%s is %+v", test.body, answer)
 		}
-		answer := providers.ElevenLabs(5).Profile.Read(answers.Response{Status: r.Status, Header: h, Body: []byte(r.Body)})
-		if len(answer.Readings) != 1 || answer.Readings[0].Limit != 5 || answer.Readings[0].Used != 5 || answer.Reason != "system_busy" {
-			t.Errorf("%+v", answer)
-		}
-	})
+	}
 }
 
 func ExampleElevenLabs() {

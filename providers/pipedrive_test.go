@@ -199,6 +199,23 @@ func TestPipedriveDay(t *testing.T) {
 	}
 }
 
+// A response that reports more tokens than the last 24 hours leave ends them.
+func TestPipedriveNewDay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rt := over(t, providers.Pipedrive(100), &pipedriveServer{})
+		time.Sleep(25 * time.Hour)
+		for i := range 19 { // 9 before 02:00, and 10 after it
+			if i == 9 {
+				time.Sleep(2 * time.Hour)
+			}
+			if _, _, took := send(t, rt, get(t, pipedrive+"v2/deals")); took > 0 {
+				t.Errorf("request %d waited %v", i, took)
+			}
+			time.Sleep(2 * time.Second)
+		}
+	})
+}
+
 // A refusal says which limit it is about, and who waits for how long.
 func TestPipedriveReads(t *testing.T) {
 	for _, test := range []struct {
