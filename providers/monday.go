@@ -43,6 +43,11 @@ var mondayPreset = Preset{
 // points that are gone since the last response and that no other query has cost. Without the header
 // it costs 10,000.
 //
+// The header doesn't tell the points of several processes apart. If they share an account, a query
+// without the field is also charged what the queries of other processes have used since the last
+// response. Then the account gets only a part of its points, a sixth with four processes. So add
+// the field to every query of such processes.
+//
 // A refusal has status 429 or 200. It names the wait and pauses the account, or the mutation that
 // has too many calls. If the day is used up, requests wait for midnight UTC if Policy.MaxPause
 // allows it. If not, the quota is closed with throttle.ErrBanned, and one request tries after each
