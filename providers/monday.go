@@ -94,6 +94,7 @@ type mondayField struct {
 	error string // its name in refusals; if empty, unknown
 }
 
+// mondayFields are the fields of queries with a limit of their own.
 var mondayFields = []mondayField{
 	{"create_board", 40, "CreateBoard"},
 	{"duplicate_board", 40, "DuplicateBoard"},
