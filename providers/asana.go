@@ -42,10 +42,10 @@ func Asana(requests int64) Provider {
 	p := Provider{
 		Name: "asana",
 		Scopes: []Scope{
-			some("search", page, counts("searches"), minute(60, "searches")),
-			some("jobs", page, counts("jobs"), atOnce(asanaJobsAtOnce, "jobs")),
 			shared(some("reads", page, counts("reads"), atOnce(50, "reads"))),
 			shared(some("writes", page, counts("writes"), atOnce(15, "writes"))),
+			some("search", page, counts("searches"), minute(60, "searches")),
+			some("jobs", page, counts("jobs"), atOnce(asanaJobsAtOnce, "jobs")),
 			some("token", page, counts("requests"), throttle.PerMinute(requests)),
 		},
 		Cost:  asanaCost,

@@ -38,6 +38,7 @@ func TestAsana(t *testing.T) {
 		{"searches", 60, []func() *http.Request{search, to(t, "GET", api+"workspaces/2/tasks/search")}},
 		{"searches of two tokens", 120, []func() *http.Request{by("a", search), by("b", search)}},
 		{"batches of five", 30, []func() *http.Request{batch(get, get, get, post, post)}},
+		{"searches, also in batches with writes", 60, []func() *http.Request{search, batch(find, post)}},
 		{"batches with two searches", 30, []func() *http.Request{batch(find, find)}},
 		{"batches without actions", 15, []func() *http.Request{batch()}},
 		{"signing in", 2_500, []func() *http.Request{to(t, "POST", "https://app.asana.com/-/oauth_token", "{}")}},

@@ -57,6 +57,9 @@ func Linear() Provider {
 			end := spent.Begin(queryKinds(req)...)
 			return func(reported throttle.Cost) throttle.Cost {
 				n, known := reported[linearPoints]
+				if n = min(n, linearMost); known {
+					reported[linearPoints] = n
+				}
 				end(n, known)
 				return reported
 			}

@@ -137,11 +137,11 @@ func TestLinearCost(t *testing.T) {
 // X-Complexity corrects the estimate.
 func TestLinearSettles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		rt := over(t, providers.Linear(), &replying{Header: map[string]string{"X-Complexity": "30000"}})
+		rt := over(t, providers.Linear(), &replying{Header: map[string]string{"X-Complexity": "10000"}})
 		next := linearCall(t, "lin_api_a", "{ viewer { id } }")
-		for n := range 101 {
-			if _, _, took := send(t, rt, next().WithContext(t.Context())); (took > 0) != (n == 100) {
-				t.Errorf("request %d waited %v: the hour has 100 of 30,000 points", n, took)
+		for n := range 301 {
+			if _, _, took := send(t, rt, next().WithContext(t.Context())); (took > 0) != (n == 300) {
+				t.Errorf("request %d waited %v: the hour has 300 of 10,000 points", n, took)
 			}
 		}
 	})
@@ -239,6 +239,21 @@ func TestLinearFollows(t *testing.T) {
 		}
 		if got := limitsOf(t, transport.Route(next())); fmt.Sprint(got[len(got)-2:]) != "[6000 250000]" {
 			t.Errorf("the limits are %d, want 6,000 requests and 250,000 points", got)
+		}
+	})
+}
+
+// A response that reports more points than a query may cost charges what it may cost.
+func TestLinearBoundsReportedPoints(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reply := replying{Status: 200, Header: map[string]string{"X-Complexity": "1000000000000000000"}, Body: "{}"}
+		rt := over(t, providers.Linear(), &reply)
+		for range 2 {
+			req := to(t, "POST", "https://api.linear.app/graphql", `{"query":"{viewer{id}}"}`)()
+			req.Header.Set("Authorization", "key")
+			if _, _, took := send(t, rt, req); took != 0 {
+				t.Fatalf("waited %v", took)
+			}
 		}
 	})
 }

@@ -1,10 +1,11 @@
 package providers
 
 import (
-	"bytes"
 	"encoding/json"
 	"net/http"
 	"regexp"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -78,9 +79,7 @@ func Monday(perDay int64) Provider {
 		Hosts:   []string{"api.monday.com"},
 	}
 	for _, f := range mondayFields {
-		uses := func(req *http.Request) bool {
-			return bytes.Contains(body(req), []byte(f.name)) && mondayUses(req)[f.name] > 0
-		}
+		uses := func(req *http.Request) bool { return mondayUses(req)[f.name] > 0 }
 		of := some(f.name, page, when(uses), minute(f.limit, f.name))
 		of.Shared = true // a query may use several
 		p.Scopes = append(p.Scopes, of)
@@ -98,12 +97,15 @@ const (
 	mondayUnreported = 10_000    // points of a query of unknown cost, as much as creating an item
 )
 
-// mondayFields are the fields of queries with a limit of their own.
-var mondayFields = []struct {
+// A mondayField is a field of queries with a limit of its own.
+type mondayField struct {
 	name  string
 	limit int64  // a minute
 	error string // its name in refusals; if empty, unknown
-}{
+}
+
+// mondayFields are the fields of queries with a limit of their own.
+var mondayFields = []mondayField{
 	{"create_board", 40, "CreateBoard"},
 	{"duplicate_board", 40, "DuplicateBoard"},
 	{"duplicate_group", 40, "DuplicateGroup"},
@@ -119,8 +121,11 @@ var (
 // mondayUses returns how often the query of a request uses each of mondayFields, as far as the limits
 // allow.
 func mondayUses(req *http.Request) throttle.Cost {
-	uses := throttle.Cost{}
-	for _, name := range mondayName.FindAllString(mondayText(form(req).Get("query")), -1) {
+	uses, query := throttle.Cost{}, form(req).Get("query")
+	if !slices.ContainsFunc(mondayFields, func(f mondayField) bool { return strings.Contains(query, f.name) }) {
+		return uses
+	}
+	for _, name := range mondayName.FindAllString(mondayText(query), -1) {
 		for _, f := range mondayFields {
 			if f.name == name {
 				uses[name] = min(uses[name]+1, f.limit)

@@ -278,3 +278,14 @@ func ExampleMonday() {
 	fmt.Println(resp.StatusCode)
 	// Output: 200
 }
+
+// The fields of a query are found however the body writes them: their units are those that scopes count.
+func TestMondayEscapedFields(t *testing.T) {
+	checkAtOnce(t, func() providers.Provider { return providers.Monday(25_000) }, []atOnceTest{
+		{"escaped and not", 15, []func() *http.Request{
+			to(t, "POST", mondayAPI, `{"query":"mutation{connect\u005fproject_to_portfolio(id:1){id}}"}`),
+			to(t, "POST", mondayAPI, `{"query":"mutation{connect_project_to_portfolio(id:1){id}}"}`),
+			to(t, "POST", mondayAPI+"?query=mutation{connect_project_to_portfolio(id:1){id}}", `{}`),
+		}},
+	})
+}
