@@ -11,6 +11,7 @@ import (
 
 var bitbucketPreset = Preset{Name: "bitbucket", Constructor: "Bitbucket()", kind: "Code and work", New: Bitbucket}
 
+<<<<<<< HEAD
 // Bitbucket is the API of Bitbucket Cloud, with the limits of each caller. A caller is a user, an
 // access token of a repository, a project or a workspace, or an OAuth consumer. A caller has 1,000
 // requests in any hour. Apart from them it has 1,000 for webhooks, 2,000 for properties of apps,
@@ -19,6 +20,17 @@ var bitbucketPreset = Preset{Name: "bitbucket", Constructor: "Bitbucket()", kind
 // Source files that the API returns are assumed to count among the 1,000, and so are the webhooks
 // of repositories, which count twice. Requests without credentials have 60 an hour for an IP
 // address, of all kinds. Other pages of bitbucket.org are not limited.
+=======
+// Bitbucket is the API of Bitbucket Cloud, with the limits of each caller. Callers are a user, an access
+// token of a repository, a project or a workspace, and an OAuth consumer. A caller has 1,000 requests in any
+// hour. Apart from them it has 1,000 for webhooks, 2,000 for properties of apps, 5,000 for files of the
+// downloads and for raw files at bitbucket.org, 1,500 for archives there (5,000 in some copies of the page),
+// 60,000 for Git over HTTPS, and 100 invitations a minute. Source files that the API returns are assumed to
+// count among the 1,000, and so are the webhooks of repositories, which count twice.
+// Requests without credentials have 60 an hour for an IP address, of all kinds. At bitbucket.org, where their
+// limits aren't documented, they are assumed to be of one more caller. Other pages of bitbucket.org are not
+// limited.
+>>>>>>> i4
 //
 // An access token of a workspace with more than 100 paid users has 10 requests more for each of the
 // others, up to 10,000. Responses to it name the limit, and the tier of the scope "api" takes it
@@ -38,11 +50,7 @@ func Bitbucket() Provider {
 			if _, counts := bitbucketCounts("api")(req); !counts {
 				return nil
 			}
-			c := throttle.Cost{"api": 1}
-			if bitbucketKind(req) != "api" {
-				c["requests"] = 1
-			}
-			return c
+			return throttle.Cost{"api": 1}
 		},
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{bitbucketQuota(answers.Quota{UnitIn: "X-Ratelimit-Resource", Unit: "api"}), bitbucketQuota(answers.Quota{Name: "anonymous"})},
@@ -91,7 +99,7 @@ func bitbucketCounts(kind string) func(*http.Request) (string, bool) {
 	return func(req *http.Request) (caller string, counts bool) {
 		is := bitbucketKind(req)
 		counts = is == kind || kind == "api" && is == "webhooks" && strings.HasPrefix(req.URL.Path, "/2.0/repositories/")
-		return bitbucketCaller(req), counts && !anonymously(req)
+		return bitbucketCaller(req), counts && !bitbucketAnonymous(req)
 	}
 }
 
@@ -100,10 +108,13 @@ func bitbucketAnonymous(req *http.Request) bool {
 	return hostOf(req) == "api.bitbucket.org" && anonymously(req)
 }
 
-// bitbucketCaller returns a name for whose requests the request counts among: those of a user, of an
-// access token, or of an OAuth consumer, which has no name.
+// bitbucketCaller returns a name for whose requests the request counts among: those of a user, of an access
+// token, of an OAuth consumer, which has no name, or those without credentials.
 func bitbucketCaller(req *http.Request) string {
 	const tokens = "ATCTT"
+	if anonymously(req) {
+		return "anonymous"
+	}
 	if user, password, ok := req.BasicAuth(); ok {
 		if user == "x-token-auth" {
 			user = password

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -73,7 +74,7 @@ func TestBitbucketWindows(t *testing.T) {
 		want       time.Duration
 	}{
 		{"api", bitbucket + "user", time.Hour}, {"webhooks", bitbucket + "workspaces/acme/hooks", time.Hour},
-		{"invitations", "https://api.bitbucket.org/1.0/invitations/acme/app", time.Minute},
+		{"invitations", "https://api.bitbucket.org/1.0/invitations/acme/app", time.Minute}, {"anonymous", bitbucket + "user", time.Hour},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			p := providers.Bitbucket()
@@ -81,7 +82,9 @@ func TestBitbucketWindows(t *testing.T) {
 			rt := over(t, p, accepting{})
 			for i, want := range []time.Duration{0, test.want} {
 				req := get(t, test.url)
-				req.SetBasicAuth("ann", "secret")
+				if test.scope != "anonymous" {
+					req.SetBasicAuth("ann", "secret")
+				}
 				if _, _, took := send(t, rt, req); took < want || took > want+1100*time.Millisecond { // and the guard
 					t.Errorf("%s: request %d waited %v, want %v", test.scope, i, took, want)
 				}
@@ -107,10 +110,33 @@ func TestBitbucketRefusals(t *testing.T) {
 		{name: "another user goes on", first: user, next: basic(to(t, "GET", repo), "bob", "secret"), reply: fakeapi.Reply{Status: 429, Body: refused}},
 		{name: "a user's reset", next: commits, reply: fakeapi.Reply{Status: 429, Header: state("0")}, want: 745 * time.Second},
 		{name: "no credentials", first: unknown, next: to(t, "GET", bitbucket+"users/bob"), reply: fakeapi.Reply{Status: 429, Header: state("0")}, want: 745 * time.Second},
-		{name: "most of an hour", reply: fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "3500"}}, want: 3500 * time.Second},
+		{name: "a reset alone", first: user, next: commits, reply: fakeapi.Reply{Status: 429, Header: map[string]string{"X-RateLimit-Reset": "156"}}, want: 156 * time.Second},
+		{name: "files without credentials", first: to(t, "GET", "https://bitbucket.org/acme/app/downloads/a.zip"), reply: fakeapi.Reply{Status: 429, Body: refused}, want: time.Minute},
+		{name: "files of a consumer", next: withHeader(to(t, "GET", "https://bitbucket.org/acme/app/downloads/a.zip"), "Authorization", "Bearer a"), reply: fakeapi.Reply{Status: 429, Body: refused}},
+		{name: "most of an hour", first: unknown, reply: fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "3500"}}, want: 3500 * time.Second},
 		{name: "none left", reply: fakeapi.Reply{Header: state("0")}, want: 745 * time.Second},
 		{name: "no permission", first: user, reply: fakeapi.Reply{Status: 403, Body: `{"type":"error","error":{"message":"Forbidden"}}`}},
 	})
+}
+
+// Responses to requests without credentials report what is left for the address.
+func TestBitbucketReports(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := &replying{Header: map[string]string{"X-RateLimit-Limit": "60, 60;w=3600", "X-RateLimit-Remaining": "2", "X-RateLimit-Reset": "745"}}
+		rt := over(t, providers.Bitbucket(), server)
+		for i, want := range []time.Duration{0, 0, 0, 745 * time.Second} {
+			if _, _, took := send(t, rt, get(t, bitbucket+"user")); took < want || took > want+2*time.Second {
+				t.Errorf("request %d waited %v, want %v", i, took, want)
+			}
+			server.Header = nil
+		}
+	})
+	h := http.Header{"X-Ratelimit-Limit": {"60, 60;w=3600"}, "X-Ratelimit-Remaining": {"59"}, "X-Ratelimit-Reset": {"745"}}
+	for _, r := range providers.Bitbucket().Profile.Read(answers.Response{Status: 404, Header: h}).Readings {
+		if r.Limit != 60 || r.Remaining != 59 || r.Reset != 745*time.Second {
+			t.Errorf("%+v", r)
+		}
+	}
 }
 
 // Responses to an access token name the limit of its workspace.

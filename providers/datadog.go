@@ -51,7 +51,7 @@ func Datadog() Provider {
 		Hosts: []string{
 			"api.datadoghq.com", "api.datadoghq.eu", "api.*.datadoghq.com", "api.ddog-gov.com", "api.*.ddog-gov.com",
 			"us3.datadoghq.com", "us5.datadoghq.com", "ap1.datadoghq.com", "ap2.datadoghq.com", "app.datadoghq.com", "app.datadoghq.eu",
-			"event-management-intake.*",
+			"event-management-intake.datadoghq.com", "event-management-intake.datadoghq.eu", "event-management-intake.*.datadoghq.com",
 		},
 	}
 	for i := range datadogLimits {
@@ -148,7 +148,7 @@ func datadogReadings(r answers.Response) (all []answers.Reading) {
 	window, units := time.Duration(seconds)*time.Second, []string{"requests", datadogUnlisted}
 	switch {
 	case named && limit > 0 && seconds > 0:
-	case named || r.Status == http.StatusTooManyRequests || r.Status >= http.StatusInternalServerError:
+	case named || r.Status >= http.StatusBadRequest:
 		return nil
 	default:
 		limit, window, units = 12_000, time.Minute, units[1:]
