@@ -11,7 +11,6 @@ import (
 
 var bitbucketPreset = Preset{Name: "bitbucket", Constructor: "Bitbucket()", kind: "Code and work", New: Bitbucket}
 
-<<<<<<< HEAD
 // Bitbucket is the API of Bitbucket Cloud, with the limits of each caller. A caller is a user, an
 // access token of a repository, a project or a workspace, or an OAuth consumer. A caller has 1,000
 // requests in any hour. Apart from them it has 1,000 for webhooks, 2,000 for properties of apps,
@@ -19,18 +18,8 @@ var bitbucketPreset = Preset{Name: "bitbucket", Constructor: "Bitbucket()", kind
 // (5,000 in some copies of the page), 60,000 for Git over HTTPS, and 100 invitations a minute.
 // Source files that the API returns are assumed to count among the 1,000, and so are the webhooks
 // of repositories, which count twice. Requests without credentials have 60 an hour for an IP
-// address, of all kinds. Other pages of bitbucket.org are not limited.
-=======
-// Bitbucket is the API of Bitbucket Cloud, with the limits of each caller. Callers are a user, an access
-// token of a repository, a project or a workspace, and an OAuth consumer. A caller has 1,000 requests in any
-// hour. Apart from them it has 1,000 for webhooks, 2,000 for properties of apps, 5,000 for files of the
-// downloads and for raw files at bitbucket.org, 1,500 for archives there (5,000 in some copies of the page),
-// 60,000 for Git over HTTPS, and 100 invitations a minute. Source files that the API returns are assumed to
-// count among the 1,000, and so are the webhooks of repositories, which count twice.
-// Requests without credentials have 60 an hour for an IP address, of all kinds. At bitbucket.org, where their
-// limits aren't documented, they are assumed to be of one more caller. Other pages of bitbucket.org are not
-// limited.
->>>>>>> i4
+// address, of all kinds. At bitbucket.org, where their limits aren't documented, they are assumed
+// to be those of one more caller. Other pages of bitbucket.org are not limited.
 //
 // An access token of a workspace with more than 100 paid users has 10 requests more for each of the
 // others, up to 10,000. Responses to it name the limit, and the tier of the scope "api" takes it
