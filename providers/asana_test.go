@@ -3,6 +3,7 @@ package providers_test
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -24,6 +25,7 @@ func TestAsana(t *testing.T) {
 		return to(t, "POST", api+"batch", `{"data":{"actions":[`+strings.Join(actions, ",")+`]}}`)
 	}
 	const get, post = `{"method":"get","relative_path":"/tasks/1"}`, `{"method":"POST","relative_path":"/tasks","data":{}}`
+	const copies = `{"method":"post","relative_path":"/tasks/1/duplicate"}`
 	const find = `{"method":"get","relative_path":"/workspaces/1/tasks/search?text=a"}`
 	by := func(token string, next func() *http.Request) func() *http.Request {
 		return func() *http.Request {
@@ -35,11 +37,12 @@ func TestAsana(t *testing.T) {
 	checkAtOnce(t, free, []atOnceTest{
 		{"a free domain", 150, []func() *http.Request{read, write, duplicate}},
 		{"two tokens", 300, []func() *http.Request{by("a", read), by("b", read)}},
-		{"searches", 60, []func() *http.Request{search, to(t, "GET", api+"workspaces/2/tasks/search")}},
+		{"searches", 60, []func() *http.Request{search, to(t, "GET", api+"workspaces/2/tasks/search/")}},
 		{"searches of two tokens", 120, []func() *http.Request{by("a", search), by("b", search)}},
 		{"batches of five", 30, []func() *http.Request{batch(get, get, get, post, post)}},
 		{"searches, also in batches with writes", 60, []func() *http.Request{search, batch(find, post)}},
 		{"batches with two searches", 30, []func() *http.Request{batch(find, find)}},
+		{"batches with more jobs than go at once", 25, []func() *http.Request{batch(copies, copies, copies, copies, copies, copies)}},
 		{"batches without actions", 15, []func() *http.Request{batch()}},
 		{"signing in", 2_500, []func() *http.Request{to(t, "POST", "https://app.asana.com/-/oauth_token", "{}")}},
 	})
@@ -50,14 +53,17 @@ func TestAsana(t *testing.T) {
 		want int
 	}{
 		{"reads", read, 50},
+		{"reads without a method", to(t, "", api+"tasks/1"), 50},
 		{"writes", write, 15},
 		{"reads and writes", alternate(read, read, read, read, write), 50 + 14}, // of 56 reads and 14 writes
 		{"batches of reads", batch(get, get, get, get, get), 10},
 		{"batches of writes", batch(post, post, post), 5},
+		{"batches without actions", batch(), 1},
+		{"batches of too many", batch(slices.Repeat([]string{get}, 11)...), 1},
 		{"duplications", alternate(duplicate, to(t, "POST", api+"projects/1/duplicate", "{}")), 5},
 		{"instantiations", alternate(to(t, "POST", api+"project_templates/1/instantiateProject", "{}"), to(t, "POST", api+"task_templates/1/instantiateTask", "{}")), 5},
 		{"exports", alternate(to(t, "POST", api+"organization_exports", "{}"), to(t, "POST", api+"exports/graph", "{}")), 5},
-		{"states of exports", to(t, "GET", api+"organization_exports/1"), 50},
+		{"states of exports", alternate(to(t, "GET", api+"organization_exports/1"), to(t, "GET", api+"exports/1")), 50},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

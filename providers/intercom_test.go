@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -47,6 +48,14 @@ func TestIntercom(t *testing.T) {
 		{name: "no wait", reply: fakeapi.Reply{Status: 429, Body: body}, want: backoff},
 		{name: "a wait", reply: fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "3"}}, want: 3 * time.Second},
 	})
+}
+
+// The reason of a refusal is its code.
+func TestIntercomReason(t *testing.T) {
+	answer := providers.Intercom().Profile.Read(answers.Response{Status: 429, Body: []byte(`{"type":"error.list","errors":[{"code":"rate_limit_exceeded","message":"Exceeded rate limit of 83 in 10_seconds"}]}`)})
+	if answer.Reason != "rate_limit_exceeded" {
+		t.Errorf("%+v", answer)
+	}
 }
 
 // Responses name the limit of the app: a lower one holds at once, a higher one when two name it.

@@ -148,7 +148,6 @@ func mondayKinds(req *http.Request) []uint64 {
 	var variables any
 	_ = json.Unmarshal([]byte(values.Get("variables")), &variables)
 	shape, _ := json.Marshal(withoutStrings(variables))
-	text += values.Get("operationName")
 	return []uint64{prompt.Kind(text), prompt.Kind(text, string(shape))}
 }
 
@@ -235,22 +234,17 @@ func mondayProfile() answers.Profile {
 			{Path: "error_message", After: "reset in ", Format: answers.Seconds},
 		},
 		Reasons: []answers.Field{{Path: errors + "code"}, {Path: "error_code"}, {Path: "errors.*.message"}},
+		Rules:   []answers.Rule{{Status: http.StatusLocked, Kind: answers.Other, Reason: "locked"}},
 	}
 	add := func(r answers.Rule, paths ...string) {
-		r.Cost = map[string]int64{"points": 0}
+		r.Method = http.MethodPost
 		for _, r.Path = range paths {
-			r.Method = http.MethodPost
-			p.Rules = append(p.Rules, r)
-		}
-		if len(paths) == 0 {
 			p.Rules = append(p.Rules, r)
 		}
 	}
-	add(answers.Rule{Status: http.StatusLocked, Kind: answers.Other, Reason: "locked"})
 	add(answers.Rule{Text: "IDEMPOTENCY_CONFLICT", Kind: answers.Other}, errors+"code")
 	add(answers.Rule{Text: "FIELD_LIMIT_EXCEEDED", Kind: answers.Other}, errors+"code", "error_code")
 	add(answers.Rule{Text: "REQUEST_MAX_COMPLEXITY_EXCEEDED", Kind: answers.Other}, errors+"code")
-	add(answers.Rule{Text: "Query has complexity of *", Kind: answers.Other, Reason: "too complex"}, "errors.*.message")
 	add(answers.Rule{Text: "DAILY_LIMIT_EXCEEDED", Kind: answers.Limited, Unit: "calls", Until: "UTC"}, errors+"code", "error_code")
 	for _, f := range mondayFields {
 		if f.error != "" {
@@ -261,6 +255,5 @@ func mondayProfile() answers.Profile {
 		add(answers.Rule{Text: text, Kind: answers.Limited}, errors+"code")
 	}
 	add(answers.Rule{Text: "429", Kind: answers.Limited}, errors+"status_code", "status_code")
-	add(answers.Rule{Status: http.StatusTooManyRequests, Kind: answers.Limited})
 	return p
 }

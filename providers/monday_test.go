@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
-	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -82,7 +81,8 @@ func TestMondayCosts(t *testing.T) {
 	for _, test := range []struct {
 		name           string
 		headers, field bool
-	}{{"the field complexity", false, true}, {"the header", true, false}, {"both", true, true}} {
+		share          int // percent of the budget
+	}{{"the field complexity", false, true, 90}, {"the header", true, false, 90}, {"both", true, true, 90}, {"neither", false, false, 65}} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const minutes = 10
@@ -95,7 +95,7 @@ func TestMondayCosts(t *testing.T) {
 					}
 					return mondayQuery(t, `mutation { create_item(item_name: "`+strings.Repeat("x", worker)+`") { id } }`, 10_000)()
 				})
-				if least := 9 * minutes * 100_000; server.refused > 0 || server.served < least {
+				if least := test.share * minutes * 10_000; server.refused > 0 || server.served < least {
 					t.Errorf("%d refused, %d served with %d points, want none and %d", server.refused, server.passed, server.served, least)
 				}
 			})
@@ -122,6 +122,7 @@ func TestMonday(t *testing.T) {
 		{"an account", 1_000, []func() *http.Request{small}},
 		{"boards", 40, []func() *http.Request{board}},
 		{"copies of boards and groups", 80, []func() *http.Request{mutation("mutation { duplicate_board(id: 1) { id } }"), mutation("mutation { duplicate_group(id: 1) { id } }")}},
+		{"copies of groups", 40, []func() *http.Request{mutation("mutation { duplicate_group(id: 1) { id } }")}},
 		{"two boards in a mutation", 20, []func() *http.Request{mutation("mutation { a: create_board(x: 1) { id } b: create_board(x: 2) { id } }")}},
 		{"boards in mutations with others", 40, []func() *http.Request{board, mutation("mutation { create_board { id } duplicate_group { id } }")}},
 		{"portfolios", 15, []func() *http.Request{mutation("mutation { connect_project_to_portfolio(a: 1) { id } }")}},
@@ -130,7 +131,7 @@ func TestMonday(t *testing.T) {
 	})
 	for perDay, want := range map[int64][2]int64{1_000: {1_000, 40}, 10_000: {2_500, 100}, 25_000: {5_000, 250}, 2_000: {1_000, 40}} {
 		tiers := providers.Monday(perDay).Scope("account").Policy.Tiers
-		if tiers[0].Limit != want[0] || tiers[1].Limit != want[1] || tiers[3].Limit != perDay {
+		if tiers[0].Limit != want[0] || tiers[1].Limit != want[1] || tiers[3].Limit != perDay || tiers[3].Period != throttle.Day {
 			t.Errorf("%d a day: %v, want %v", perDay, tiers, want)
 		}
 	}
@@ -180,12 +181,6 @@ func TestMondayRefusals(t *testing.T) {
 		{name: "not allowed", reply: coded(200, "UserUnauthorizedException", `,"status_code":403`)},
 		{name: "none left of the minute", reply: fakeapi.Reply{Header: map[string]string{"RateLimit": `"minuteRate";r=0;t=38, "concurrency";r=39`}}, want: time.Minute},
 	})
-	for _, body := range []string{"", `{"errors":[{"message":"Complexity budget exhausted","extensions":{"code":"COMPLEXITY_BUDGET_EXHAUSTED"}}]}`} {
-		answer := free().Profile.Read(answers.Response{Method: "POST", Status: 429, Body: []byte(body)})
-		if want := []answers.Amount{{Unit: "points", N: 0}}; answer.Kind != answers.Limited || !slices.Equal(answer.Charged, want) {
-			t.Errorf("%s: %+v, want a refusal that costs no points", body, answer)
-		}
-	}
 	day := func() providers.Provider {
 		p := free()
 		p.Scope("account").Policy.MaxPause = 24 * time.Hour
@@ -195,6 +190,81 @@ func TestMondayRefusals(t *testing.T) {
 		{name: "the day", first: small, reply: coded(200, "DAILY_LIMIT_EXCEEDED", ""), want: 24 * time.Hour},
 		{name: "the day, with an error_code", first: small, reply: fakeapi.Reply{Status: 429, Body: `{"error_code":"DAILY_LIMIT_EXCEEDED"}`}, want: 24 * time.Hour},
 	})
+}
+
+// The cost of a query is learned from what the header has less, whatever other queries cost.
+func TestMondayLearns(t *testing.T) {
+	type step struct {
+		query, token string
+		left, known  int // known is the cost in the response. If zero, there is none
+	}
+	const of = "query { boards(ids: 12345) { id } }"
+	many := func(steps ...func(i int) step) (all []step) {
+		for i := range 30 {
+			for _, s := range steps {
+				all = append(all, s(i))
+			}
+		}
+		return all
+	}
+	queries := many(func(i int) step { return step{of, "a", 900_000 - 2_000*i, 0} })
+	for _, test := range []struct {
+		name  string
+		steps []step
+	}{
+		{"alone", queries},
+		{"two accounts", many(func(i int) step { return step{of, "a", 900_000 - 2_000*i, 0} }, func(i int) step { return step{of, "b", 400_000 - 2_000*i, 0} })},
+		{"with ids", many(func(i int) step {
+			return step{fmt.Sprintf("query { boards(ids: %d) { id } }", 12_346+i), "a", 900_000 - 2_000*i, 0}
+		})},
+		{"with another", many(func(i int) step { return step{of, "a", 900_000 - 12_000*i, 0} }, func(i int) step { return step{"query { me { id } }", "a", 890_000 - 12_000*i, 10_000} })},
+		{"after others", append(slices.Clone(queries), step{"query { me { id } }", "a", 100_000, 10}, step{of, "a", 98_000, 0})},
+		{"in another minute", append([]step{{"query { me { id } }", "a", 1_000, 0}}, queries...)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := providers.Monday(1_000)
+				p.Account = func(req *http.Request) string { return req.Header.Get("Authorization") }
+				var server replying
+				rt := over(t, p, &server)
+				for _, s := range test.steps {
+					server = replying{Header: map[string]string{"RateLimit": fmt.Sprintf(`"complexityMinute";r=%d;t=45`, s.left)}, Body: `{"data":{}}`}
+					if s.known > 0 {
+						server.Body = fmt.Sprintf(`{"data":{"complexity":{"query":%d}}}`, s.known)
+					}
+					req := mondayQuery(t, s.query, 1)()
+					req.Header.Set("Authorization", s.token)
+					send(t, rt, req)
+				}
+				if n := p.Cost(mondayQuery(t, of, 1)())["points"]; n < 2_000 || n > 4_000 {
+					t.Errorf("%d points, want 2,000", n)
+				}
+			})
+		})
+	}
+}
+
+// A refusal and the caller's error cost no points.
+func TestMondayFree(t *testing.T) {
+	for _, reply := range []replying{
+		{Status: 429},
+		{Status: 400},
+		{Body: `{"errors":[{"message":"Complexity budget exhausted","extensions":{"code":"COMPLEXITY_BUDGET_EXHAUSTED"}}]}`},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			tr, err := providers.Monday(1_000).Transport(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tr.Base = &reply
+			next := mondayQuery(t, "query { me { id } }", 1)
+			send(t, tr, next())
+			s, err := tr.Route(next()).Status(t.Context())
+			if err != nil || s.Tiers[2].Tier.Unit != "points" || s.Tiers[2].Used != 0 {
+				t.Errorf("%+v: %v, %v, want no points used", reply, s.Tiers, err)
+			}
+		})
+	}
 }
 
 // Points that others have used count.

@@ -93,7 +93,7 @@ var saturations = []saturation{
 	{rules: "xero", preset: func() providers.Provider { return providers.Xero(5_000) }, workers: 16, length: 4 * time.Minute, floor: 0.9},
 	{rules: "asana", preset: func() providers.Provider { return providers.Asana(1_500) }, workers: 60, length: 4 * time.Minute, floor: 0.9},
 	{rules: "intercom", preset: providers.Intercom, workers: 64, length: 40 * time.Second, floor: 0.9},
-	{rules: "monday", preset: func() providers.Provider { return providers.Monday(10_000) }, workers: 64, length: 3 * time.Minute, floor: 0.9},
+	{rules: "monday", preset: func() providers.Provider { return providers.Monday(10_000) }, workers: 48, length: 3 * time.Minute, floor: 0.9},
 	{rules: "vertexai", preset: func() providers.Provider { return providers.VertexAI(25, 60_000, 6_000) }, workers: 28, length: 3 * time.Minute, floor: 0.8, unforeseen: map[string]string{
 		// A client that charges max_tokens has few requests in flight, if it sets a large one: with 64,000 of
 		// 150,000 a minute, two.
