@@ -216,7 +216,7 @@ func TestPipedriveNewDay(t *testing.T) {
 	})
 }
 
-// A refusal says which limit it is about, and who waits for how long.
+// The headers of a refusal tell which scope is paused, and for how long.
 func TestPipedriveReads(t *testing.T) {
 	for _, test := range []struct {
 		status int

@@ -188,20 +188,15 @@ func (p Per) String() string {
 }
 
 // Scope returns the scope with this name, which the caller may change, or nil if there is none.
-func (p Provider) Scope(name string) *Scope {
-	for i := range p.Scopes {
-		if p.Scopes[i].Name == name {
-			return &p.Scopes[i]
-		}
-	}
-	return nil
-}
+func (p Provider) Scope(name string) *Scope { return scopeNamed(p.Scopes, name) }
 
 // Socket returns the scope with this name of the Sockets, or nil if there is none.
-func (p Provider) Socket(name string) *Scope {
-	for i := range p.Sockets {
-		if p.Sockets[i].Name == name {
-			return &p.Sockets[i]
+func (p Provider) Socket(name string) *Scope { return scopeNamed(p.Sockets, name) }
+
+func scopeNamed(scopes []Scope, name string) *Scope {
+	for i := range scopes {
+		if scopes[i].Name == name {
+			return &scopes[i]
 		}
 	}
 	return nil
