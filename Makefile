@@ -9,7 +9,7 @@ GORACE ?= atexit_sleep_ms=50
 export GORACE
 
 # The collector of garbage runs less often than by default, which saves a tenth of the tests' time.
-test race soak test32: export GOGC ?= 400
+test test-library test-command race soak test32: export GOGC ?= 400
 
 # How many admissions "make laws" checks, and how long each fuzz test runs: a
 # duration, or a number of runs such as 20000x.
@@ -26,7 +26,7 @@ BESIDE = awsthrottle grpcthrottle otelthrottle postgres cmd/throttle
 # The other modules, except suites and page/pagetest, which have targets of their own.
 MODULES = $(BESIDE) sdktest examples/river examples/asynq bench
 
-.PHONY: all test check race soak valkey modules test32 stress redis postgres lint dist dist-check bench fidelity laws fuzz example suites page
+.PHONY: all test test-library test-command check race soak valkey modules test32 stress redis postgres lint dist dist-check bench fidelity laws fuzz example suites page
 
 all: lint test
 
@@ -36,14 +36,21 @@ skips = @THROTTLE_SKIPPED=$$(mktemp); export THROTTLE_SKIPPED; ($(1)); status=$$
 	if [ -s "$$THROTTLE_SKIPPED" ]; then echo "skipped:"; sort "$$THROTTLE_SKIPPED"; fi; \
 	rm -f "$$THROTTLE_SKIPPED"; exit $$status
 
-# test is for each edit: the tests of the library and of the command, without the race detector, with
-# few seeds, and with one redis-server at most. Package internal/soak decides what -short leaves out;
-# check runs all of it. THROTTLE_REQUIRE_REDIS=1 makes the tests fail where there is no redis-server
-# and none can be installed; without it, the tests that were skipped are listed at the end. Four
-# packages run at once, because some wait for real servers.
-SHORT = go vet ./... && go test -vet=off -short
+# test is for each edit: the tests of the library and of the command, side by side, without the race
+# detector, with few seeds, and with one redis-server at most. Package internal/soak decides what -short
+# leaves out; check runs all of it. Each package has one processor, because goroutines in virtual time
+# wake each other too often to gain from a second, and several packages run at once, because some wait
+# for real servers. THROTTLE_REQUIRE_REDIS=1 makes the tests fail where there is no redis-server and none
+# can be installed; without it, the tests that were skipped are listed at the end.
+SHORT = go vet ./... && go test -vet=off -short -cpu 1
 test: redis
-	$(call skips,$(SHORT) -p 4 ./... && cd cmd/throttle && $(SHORT) -parallel 8 ./...)
+	$(call skips,$(MAKE) --no-print-directory -j 2 test-library test-command)
+
+test-library:
+	@$(SHORT) -p 3 ./...
+
+test-command:
+	@cd cmd/throttle && $(SHORT) -p 2 -parallel 8 ./...
 
 # check runs everything else that must hold before a change lands, one after the other, and each module
 # in itself. The commands of README.md, and so the example, run in the tests of cmd/throttle.

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -52,6 +53,7 @@ func TestAutoGuard(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
+			soak.Sample(t, 3)
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				api := throttletest.New(throttle.PerSecond(5))

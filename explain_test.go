@@ -1179,6 +1179,7 @@ func TestExplainNamesTheLimiterThatDoesNotWait(t *testing.T) {
 // requests in flight are to come: a caller that comes now waits for no less than the Forecast, if nobody
 // ahead leaves, and Forecast and Explain name an error if and only if Acquire fails with it at once.
 func TestForecastIsTrue(t *testing.T) {
+	soak.Slow(t, "it plays many policies, and TestForecastIsExact plays some")
 	algorithms := []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow, throttle.WeightedWindow, throttle.FixedWindow,
 		throttle.AnchoredWindow, throttle.TokenBucket, throttle.LeakyBucket, throttle.GCRA, throttle.Calendar, throttle.Concurrency}
 	classes := []throttle.Class{throttle.Normal, throttle.Interactive, throttle.Batch}

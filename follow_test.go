@@ -15,6 +15,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/local"
 )
 
@@ -926,6 +927,7 @@ func TestFollowBesideOptions(t *testing.T) {
 
 // Through a storm of limits, policies and cancellations, the quota stays within its bounds, and is quiet again afterwards.
 func TestStormOfNamedLimits(t *testing.T) {
+	soak.Slow(t, "it is a long storm")
 	for seed := range uint64(8) {
 		synctest.Test(t, func(t *testing.T) {
 			names := []string{"fixed", "log", "sliding", "anchored", "weighted", "token", "gcra", "burst"}

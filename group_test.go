@@ -891,6 +891,7 @@ func TestGroupParkingChangesNothing(t *testing.T) {
 // TestGroupParksAgain checks that idle keys take no more memory after a walk over all of them than
 // before.
 func TestGroupParksAgain(t *testing.T) {
+	soak.Slow(t, "it walks over many keys")
 	const keys = 20_000
 	policy := func(n int64) throttle.Policy {
 		return throttle.Policy{Tiers: []throttle.Tier{

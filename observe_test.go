@@ -16,6 +16,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/throttletest"
@@ -82,6 +83,7 @@ func (c *eventCounts) check(ctx context.Context, waited time.Duration, queued bo
 // TestObserverConservation checks that each call is admitted or refused once, and each admitted one
 // with a permit answered once, in storms of cancellations, deadlines, classes and pauses.
 func TestObserverConservation(t *testing.T) {
+	soak.Slow(t, "it is a long storm")
 	for _, nested := range []bool{false, true} {
 		t.Run(fmt.Sprintf("nested=%v", nested), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -524,6 +526,7 @@ func TestPausedFor(t *testing.T) {
 // TestObserverCallsBack checks that an Observer may call every method of its Limiter from every event,
 // in storms too, and that no caller is lost.
 func TestObserverCallsBack(t *testing.T) {
+	soak.Slow(t, "it is a long storm")
 	limiters := map[string]func(t *testing.T, p throttle.Policy) *throttle.Limiter{
 		"alone":  func(t *testing.T, p throttle.Policy) *throttle.Limiter { return mustNew(t, p, nil) },
 		"shadow": func(t *testing.T, p throttle.Policy) *throttle.Limiter { p.Shadow = true; return mustNew(t, p, nil) },

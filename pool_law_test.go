@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -99,6 +100,7 @@ func TestPoolPrefersTheLowRankWhateverItsPolicy(t *testing.T) {
 }
 
 func TestPoolOfNestedMembersLosesNoCharge(t *testing.T) {
+	soak.Slow(t, "it plays many pools")
 	for _, inner := range []string{"10/s;algo=fixed_window | guard=none", "10/s | guard=none", "10/s;algo=gcra | guard=none", "10/s", "10/s;algo=fixed_window + 20;algo=concurrency"} {
 		for _, outer := range []string{"12/s;algo=fixed_window | guard=none", "12/s", "30/s", "30/s | guard=none"} {
 			for _, shared := range []bool{false, true} {
@@ -340,6 +342,7 @@ func checkPool(policies []throttle.Policy, callers []poolCaller, counters []*thr
 }
 
 func TestPoolAdmitsAtTheEarliestTime(t *testing.T) {
+	soak.Slow(t, "it plays many pools")
 	for seed := range uint64(150) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		policies, callers := randomPool(r, seed%2 == 0)
@@ -375,6 +378,7 @@ func checkOrder(callers []orderedCaller) error {
 }
 
 func TestPoolKeepsOneOrderWithDirectCallersAndOtherPools(t *testing.T) {
+	soak.Slow(t, "it plays many pools")
 	plain := func(text string) *throttle.Limiter { return parsed(t, text) }
 	kinds := map[string]func(string) *throttle.Limiter{
 		"plain":  plain,
@@ -766,6 +770,7 @@ func TestPoolCallbacksThatDoNotReturn(t *testing.T) {
 }
 
 func TestPoolForecastIsWhatTheWaitTakes(t *testing.T) {
+	soak.Slow(t, "it plays many pools")
 	for seed := range uint64(40) {
 		r := rand.New(rand.NewPCG(seed, 5))
 		policies, callers := randomPool(r, false)
@@ -836,6 +841,7 @@ func TestPoolForecastsDoNotCountAdmittedCallersTwice(t *testing.T) {
 // Whatever the costs of others, the wait for which a deadline is refused is not longer than what a caller takes
 // that comes instead.
 func TestPoolRefusesNoRequestThatWouldBeInTime(t *testing.T) {
+	soak.Slow(t, "it plays many pools")
 	for seed := range uint64(60) {
 		synctest.Test(t, func(t *testing.T) {
 			l := []*throttle.Limiter{parsed(t, "97/s;unit=tokens | guard=none"), parsed(t, "231/s;unit=tokens;algo=gcra | guard=none"), parsed(t, "53/s;unit=tokens;algo=token_bucket")}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // poolOf returns a Pool whose members have policies, and their indexes as names.
@@ -152,6 +153,7 @@ func TestPoolWithAPausedMember(t *testing.T) {
 }
 
 func TestPoolSpill(t *testing.T) {
+	soak.Slow(t, "it plays a pool for hours")
 	for _, c := range []struct {
 		rate    float64
 		poisson bool

@@ -736,6 +736,7 @@ func TestShadowUnderAnotherPolicy(t *testing.T) {
 // TestShadowStorm runs all calls concurrently in shadow mode, with a Close in the middle. Each request
 // is told of once, and no goroutine is left.
 func TestShadowStorm(t *testing.T) {
+	soak.Slow(t, "it is a long storm")
 	for seed := range uint64(3) {
 		var queued, ended, held, answered atomic.Int64
 		p := throttle.Policy{

@@ -241,6 +241,7 @@ func TestCallbacksThatPanic(t *testing.T) {
 	unsent := []string{"Admitted", "Route", "Cost", "SendBy", "ProfileFor", "Settle"}
 	for _, callback := range callbacks {
 		t.Run(callback, func(t *testing.T) {
+			soak.Sample(t, 4)
 			calls := 0
 			for door := range doors {
 				for _, kind := range []string{"plain", "concurrency", "estimated", "both"} {
@@ -359,6 +360,7 @@ func TestRecostThatPanics(t *testing.T) {
 // with SetPolicy, pauses, bans, Delete and Close. No caller may wait forever, nothing may panic,
 // and at the end nothing may be used.
 func TestStormOfEverything(t *testing.T) {
+	soak.Slow(t, "it is a long storm")
 	for round := range 3 {
 		stormOfEverything(t, uint64(round))
 	}
@@ -495,6 +497,7 @@ func (noisy) Close() error { return nil }
 // TestStormKeepsTheLargerLimit changes the policy between two limits while requests are sent. The
 // provider must never count more than the larger limit.
 func TestStormKeepsTheLargerLimit(t *testing.T) {
+	soak.Slow(t, "it is a long storm")
 	const window = 50 * ms
 	limit := func(n int64, a throttle.Algorithm) throttle.Policy {
 		return throttle.Policy{Name: "api", Tiers: []throttle.Tier{per(window, n, a)}, Guard: time.Minute}

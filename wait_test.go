@@ -1005,6 +1005,7 @@ func waitingFor(t testing.TB, l *throttle.Limiter) int {
 // TestRefusalAllocs checks that a refusal allocates at most 1 KB for each scope, under any policy, with and without
 // other callers that wait.
 func TestRefusalAllocs(t *testing.T) {
+	soak.Slow(t, "it counts allocations of many policies")
 	soak.NoRace(t, "it empties pools at random")
 	for name, p := range full() {
 		for _, c := range []crowd{

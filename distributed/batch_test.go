@@ -13,6 +13,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // TestBatchTurnsAreEqual checks that processes whose callers are all of class Batch get equal shares of a
@@ -33,6 +34,7 @@ func TestBatchTurnsAreEqual(t *testing.T) {
 		{10, 200, 0, 40 * ms},
 	} {
 		t.Run(fmt.Sprintf("%d/s, %d callers, aging %v, %v away", test.limit, test.callers, test.aging, test.way), func(t *testing.T) {
+			soak.Sample(t, 5)
 			virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 				var admitted [3]atomic.Int64
 				ctx, cancel := context.WithCancel(throttle.WithClass(t.Context(), throttle.Batch))

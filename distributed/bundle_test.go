@@ -223,7 +223,7 @@ func TestBundleFleets(t *testing.T) {
 			"with another one": {3, 8, append(logs(10), per(time.Hour, 100_000, throttle.SlidingWindow)), logs(12), logs(10)},
 		} {
 			t.Run(fmt.Sprintf("%s, %v away", name, far), func(t *testing.T) {
-				soak.Sample(t, 5)
+				soak.Sample(t, 12)
 				t.Parallel()
 				a := account{processes: slices.Repeat([]time.Duration{far}, n.processes), callers: n.callers, lasts: 40 * sec, outer: n.outer, inner: [][]throttle.Tier{n.inner}}
 				if n.processes == many {
@@ -259,6 +259,7 @@ func TestBundleAccounts(t *testing.T) {
 	for _, far := range []time.Duration{ms, 40 * ms} {
 		for _, limits := range [][]int64{{2, 20, 20, 12}, {4, 4, 4, 12}, {5, 5, 5, 12}, {5, 5, 100, 100, 25}} {
 			t.Run(fmt.Sprint(limits, far), func(t *testing.T) {
+				soak.Sample(t, 4)
 				t.Parallel()
 				const lasts = 20 * sec
 				a := account{processes: slices.Repeat([]time.Duration{far}, 3), callers: 8, lasts: lasts, outer: logs(limits[len(limits)-1])}
@@ -414,6 +415,7 @@ func TestBundleBesideAlone(t *testing.T) {
 // TestBundleBesideApart checks that callers under an inner quota that no call charges together with others share the quotas around it
 // with callers that are charged in all of theirs at once.
 func TestBundleBesideApart(t *testing.T) {
+	soak.Long(t, "a fleet plays for minutes, and TestFleetLaws plays one")
 	t.Parallel()
 	for _, outer := range []throttle.Tier{per(sec, 10, throttle.SlidingLog), per(sec, 10, throttle.GCRA)} {
 		t.Run(outer.String(), func(t *testing.T) {

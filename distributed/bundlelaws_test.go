@@ -269,7 +269,7 @@ func TestNestedLaws(t *testing.T) {
 	for name, n := range nestedLaws {
 		for _, processes := range []int{3, 10} {
 			t.Run(fmt.Sprintf("%s, %d processes", name, processes), func(t *testing.T) {
-				soak.Sample(t, 5)
+				soak.Sample(t, 16)
 				t.Parallel()
 				most := 1.1 // calls an admission
 				if name == "all" {

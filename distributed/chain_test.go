@@ -99,6 +99,7 @@ func (c chainCell) play(t *testing.T, length time.Duration) (got chainTally) {
 // TestChain checks that quotas which no call can charge together admit nearly what the slower one does alone, with few
 // calls, and all processes alike, whichever of the two is slower and however far away they are.
 func TestChain(t *testing.T) {
+	soak.Long(t, "fleets play for minutes, and TestBundleAccounts plays some")
 	t.Parallel()
 	log := func(n int64) throttle.Tier { return per(sec, n, throttle.SlidingLog) }
 	bucket := func(n int64) throttle.Tier {

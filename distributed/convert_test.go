@@ -139,6 +139,7 @@ func pickOf(g *rand.Rand, list ...int64) int64 { return list[g.IntN(len(list))] 
 
 // With sliding logs, releases that call by turns admit all requests that fit their own limits.
 func TestReleasesLoseNothing(t *testing.T) {
+	soak.Long(t, "many releases work side by side, and TestReleasesByTurns plays some")
 	t.Parallel()
 	g := rand.New(rand.NewPCG(1, 1))
 	for _, specs := range [][]string{{"50/m", "100/2m"}, {"5/s", "100/h", "10/m"}} {

@@ -19,7 +19,7 @@ import (
 // If there are more processes than units in the limit, each process gets one unit in a longer
 // window, and the processes spread their requests over it.
 func TestFallbackIsSpread(t *testing.T) {
-	soak.NoRace(t, "fleets in virtual time, whose code other tests run")
+	soak.Long(t, "a fleet plays for minutes, and TestFleetLaws plays one")
 	t.Parallel()
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		const processes, limit = 50, 5

@@ -18,6 +18,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -60,6 +61,7 @@ func TestFarRedis(t *testing.T) {
 		rate int
 	}{{ms, 50}, {20 * ms, 50}, {80 * ms, 5}, {80 * ms, 150}, {200 * ms, 5}, {200 * ms, 50}, {400 * ms, 5}, {400 * ms, 50}} {
 		t.Run(fmt.Sprintf("%v away, %d per second", test.trip, test.rate), func(t *testing.T) {
+			soak.Sample(t, 5)
 			t.Parallel()
 			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 				const processes, guard, during = 4, 50 * ms, 10 * sec

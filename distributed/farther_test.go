@@ -11,12 +11,14 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/store"
 )
 
 // TestTimesOfNearerProcesses checks that processes farther from Redis use the times of a canceled crowd,
 // alone and beside a near one.
 func TestTimesOfNearerProcesses(t *testing.T) {
+	soak.Long(t, "a fleet plays for minutes, and TestFleetLaws plays one")
 	t.Parallel()
 	for _, test := range []struct {
 		name  string

@@ -273,6 +273,7 @@ func TestServerFaults(t *testing.T) {
 		{"settled while unavailable", settledWhileUnavailable},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			soak.Sample(t, 6)
 			t.Parallel()
 			test.run(t)
 		})

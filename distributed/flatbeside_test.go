@@ -17,6 +17,7 @@ import (
 // TestFlatBesideNested checks that processes that use a quota alone, and those that use it around another,
 // are admitted alike, although the latter do not stand in line.
 func TestFlatBesideNested(t *testing.T) {
+	soak.Long(t, "a fleet plays for minutes, and TestFleetLaws plays one")
 	t.Parallel()
 	for _, processes := range [][2]int{{4, 1}, {2, 5}, {5, 5}, {7, 1}}[:min(4, soak.Times(5))] {
 		virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {

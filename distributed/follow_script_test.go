@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // earlierScript returns the script of the last release that could follow nothing.
@@ -81,6 +82,7 @@ func TestEarlierReleaseRefusesFollowed(t *testing.T) {
 
 // The state of a policy that follows nothing is the same in both releases, byte for byte.
 func TestFollowKeepsFormatOfOthers(t *testing.T) {
+	soak.Long(t, "many releases work side by side, and TestReleasesByTurns plays some")
 	present, earlier := sharing(t)
 	for i, specs := range [][]string{{"50/h;algo=fixed_window"}, {"9/s", "100/m;algo=token_bucket"}, {"5/s;algo=anchored_window", "9/m;algo=sliding_window"}} {
 		random := rand.New(rand.NewPCG(uint64(i), 1))
@@ -178,6 +180,7 @@ func TestLimitsOfOneInstant(t *testing.T) {
 // Beside a release without Follow, and one with other tiers, each admits no more than the larger limit in a
 // window, whatever is followed meanwhile, and what the others have followed holds again.
 func TestFollowBesideOtherReleases(t *testing.T) {
+	soak.Long(t, "many releases work side by side, and TestReleasesByTurns plays some")
 	for seed := range uint64(20) {
 		random := rand.New(rand.NewPCG(seed, 3))
 		s := miniSubject(t)

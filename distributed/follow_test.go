@@ -436,7 +436,7 @@ func TestFleetFollowsUnderNewPolicy(t *testing.T) {
 
 // What a response names never raises a limit above Most, nor lowers it below Least.
 func TestFleetFollowsLiesWithinBounds(t *testing.T) {
-	soak.NoRace(t, "fleets in virtual time, whose code other tests run")
+	soak.Long(t, "a fleet plays for minutes, and TestFleetLaws plays one")
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
 	var low, high atomic.Int64
@@ -646,7 +646,7 @@ func (h history) of(at time.Time) era {
 // the first response that names a limit, and nearly all of each hour of one limit is used
 // where each response names it.
 func TestFleetFollowsRandomly(t *testing.T) {
-	soak.NoRace(t, "fleets in virtual time, whose code other tests run")
+	soak.Long(t, "a fleet plays for minutes, and TestFleetLaws plays one")
 	t.Parallel()
 	for seed := range uint64(soak.Times(8)) {
 		random := rand.New(rand.NewPCG(seed, 1))

@@ -13,6 +13,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/calls"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // headrooms are ways in which a quota that leaves headroom is used: alone, or around another one that
@@ -36,6 +37,7 @@ func openHeadroom(t *testing.T, s *miniredis.Miniredis, how string, aging time.D
 
 // Batch callers in nested quotas are admitted as in a flat one, with a few calls an admission.
 func TestHeadroomFlood(t *testing.T) {
+	soak.Long(t, "a fleet plays for minutes, and TestFleetLaws plays one")
 	t.Parallel()
 	for _, how := range headrooms {
 		t.Run(how, func(t *testing.T) {

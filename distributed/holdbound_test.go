@@ -11,6 +11,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // TestHoldLocalBound checks that the provider's count of a quota of this process, which a caller holds
@@ -36,6 +37,7 @@ func TestHoldLocalBound(t *testing.T) {
 		{"in the middle, NoGuard, as slow, far away", throttle.NoGuard, 10, 20, 500 * ms, 10 * sec},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			soak.Sample(t, 5)
 			t.Parallel()
 			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 				tier := func(n int64) []throttle.Tier { return []throttle.Tier{per(test.window, n, throttle.SlidingLog)} }

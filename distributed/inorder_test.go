@@ -23,7 +23,7 @@ func TestTurnsInOrder(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"one release", "two releases", "a state is lost", "the guard changes"} {
 		t.Run(name, func(t *testing.T) {
-			soak.Sample(t, 3)
+			soak.Sample(t, 8)
 			virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 				const processes, length = 60, 100 * sec
 				asked := new(calls.Counter)

@@ -102,6 +102,7 @@ func pickFrom[T any](g *rand.Rand, list ...T) T { return list[g.IntN(len(list))]
 // However often releases take turns, each admits exactly what its own tiers have room for beside
 // everything that all releases have admitted.
 func TestReleasesSideBySide(t *testing.T) {
+	soak.Long(t, "many releases work side by side, and TestReleasesByTurns plays some")
 	t.Parallel()
 	s := realSubject(t)
 	for seed := range uint64(soak.Times(100)) {

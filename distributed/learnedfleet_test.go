@@ -196,7 +196,7 @@ func TestFleetLearnsHiddenLimit(t *testing.T) {
 // Of twenty refusals of one moment only the first decreases the rate, whichever processes receive them. Within the
 // seconds that this takes, the rate may meet the limit once more, as it does now and then.
 func TestFleetDecreasesOnce(t *testing.T) {
-	soak.NoRace(t, "a fleet that learns for minutes")
+	soak.Long(t, "a fleet learns for minutes, and TestFleetLearnsHiddenLimit plays one")
 	learning(t, alone(), func(f *learningFleet) {
 		f.provider.setTakes(sec)
 		l := f.addAll(8)

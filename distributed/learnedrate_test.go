@@ -199,6 +199,7 @@ func TestLearnedConvertTwins(t *testing.T) {
 		for seed := range uint64(soak.Times(6)) {
 			for _, guard := range []time.Duration{0, 50 * time.Millisecond} {
 				t.Run(strings.Join(pair[:], " to "), func(t *testing.T) {
+					soak.Sample(t, 8)
 					g := &generator{Rand: rand.New(rand.NewPCG(seed, 4)), plan: planOf(t, guard, pair[0])}
 					after := planOf(t, guard, pair[1])
 					m := newTwin(g.plan)

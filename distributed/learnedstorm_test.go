@@ -12,6 +12,7 @@ import (
 // After ten minutes of refusals or of slow responses, a fleet has its rate again within five minutes of
 // its next probe.
 func TestFleetRecovers(t *testing.T) {
+	soak.Long(t, "a fleet learns for minutes, and TestFleetLearnsHiddenLimit plays one")
 	for name, disturb := range map[string]func(f *learningFleet, on bool){
 		"refusals": func(f *learningFleet, on bool) {
 			if f.provider.restart(40); on {

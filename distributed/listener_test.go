@@ -17,6 +17,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // Status, Pause and Resume return when their context ends, also while another call holds the turn
@@ -197,6 +198,7 @@ func startSleepers(t *testing.T, rdb redis.UniversalClient, keys int) (stop func
 // TestForgedReleases checks that messages of a release make a process ask about once a second, and that
 // a release then admits a caller without that delay.
 func TestForgedReleases(t *testing.T) {
+	soak.Long(t, "many releases work side by side, and TestReleasesByTurns plays some")
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		const processes = 20
 		rdb := near(t, s)

@@ -13,11 +13,13 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/calls"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // Callers that give up cost a fleet little of its quota, also if a returned time is too small for
 // the request of another. Nobody gives up: 0.80 of the limit, at 0.17 calls a request.
 func TestMixedCostsOfCallersThatGiveUp(t *testing.T) {
+	soak.Long(t, "a fleet plays for minutes, and TestFleetLaws plays one")
 	t.Parallel()
 	for name, most := range map[string]float64{"alone": 1.2, "in an account": 2.5} { // calls a request
 		nested := name != "alone"

@@ -100,6 +100,7 @@ func (n nestedFleet) play(t *testing.T, nested bool) (got tally) {
 // share. The provider refuses nothing, all charges but 2 % are used, and an admission takes at most
 // twice the calls of a flat quota.
 func TestNestedFleets(t *testing.T) {
+	soak.Long(t, "fleets play, and TestBundleAccounts plays some")
 	t.Parallel()
 	slow := []throttle.Tier{throttle.PerSecond(5), per(20*sec, 60, throttle.SlidingLog)}
 	fast, five, six := []throttle.Tier{throttle.PerSecond(50)}, slow[:1], []throttle.Tier{throttle.PerSecond(6)}

@@ -173,6 +173,7 @@ func eachOutage(t *testing.T, test func(t *testing.T, o *outage, length time.Dur
 // However long Redis is away, the requests in flight of all processes are no more than the limit of
 // a Concurrency tier, and when they have ended, others have the places.
 func TestOutageKeepsPlaces(t *testing.T) {
+	soak.Long(t, "a fleet plays for minutes, and TestFleetLaws plays one")
 	t.Parallel()
 	eachOutage(t, func(t *testing.T, o *outage, length time.Duration) {
 		const limit = 4
@@ -224,6 +225,7 @@ func TestOutageKeepsPlaces(t *testing.T) {
 
 // An outage charges no estimate beside its actual cost.
 func TestOutageChargesEstimatesOnce(t *testing.T) {
+	soak.Long(t, "a fleet plays for minutes, and TestFleetLaws plays one")
 	t.Parallel()
 	eachOutage(t, func(t *testing.T, o *outage, length time.Duration) {
 		const requests, estimate, actual, limit = 10, 8000, 500, 90_000

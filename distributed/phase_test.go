@@ -12,6 +12,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -28,6 +29,7 @@ func TestWrongPhase(t *testing.T) {
 					continue // costs much processor time
 				}
 				t.Run(fmt.Sprintf("phase %v, rest %v, %d processes", phase, rest, processes), func(t *testing.T) {
+					soak.Sample(t, 5)
 					virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 						time.Sleep(time.Until(time.Now().Truncate(time.Minute).Add(time.Minute + window/2)))
 						p := throttletest.New(per(window, limit, throttle.FixedWindow))

@@ -100,7 +100,7 @@ func (c quietCell) play(t *testing.T, processes int) (admitted int64) {
 // TestQuietAfterCancel checks that two seconds after a crowd was canceled a quota admits what it does after
 // a few callers.
 func TestQuietAfterCancel(t *testing.T) {
-	soak.NoRace(t, "many fleets in virtual time, whose code other tests run")
+	soak.Long(t, "many fleets play, and TestCanceledCallersLeaveNothing plays some")
 	t.Parallel()
 	var cells []quietCell
 	for tiers := range quietTiers {

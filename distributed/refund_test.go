@@ -45,7 +45,7 @@ func TestConflictsLoseNothing(t *testing.T) {
 		for name, guard := range map[string]time.Duration{"the usual guard": 0, "NoGuard": throttle.NoGuard, "AutoGuard": throttle.AutoGuard} {
 			for _, a := range []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow, throttle.FixedWindow, throttle.WeightedWindow, throttle.AnchoredWindow} {
 				t.Run(fmt.Sprintf("%s, %s, %v", n.name, name, a), func(t *testing.T) {
-					soak.Sample(t, 8)
+					soak.Sample(t, 24)
 					t.Parallel()
 					bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 						c := playConflicts(t, s, n, guard, per(24*hour, 10_000, a), nil)

@@ -16,6 +16,7 @@ import (
 // call than one release, whatever units they have, and that no place is lost. Each process holds
 // one place.
 func TestReleasesLeaveRecords(t *testing.T) {
+	soak.Long(t, "many releases work side by side, and TestReleasesByTurns plays some")
 	const processes, at = 2000, 1_700_000_000_000_000
 	const places, tokens = "100000;algo=concurrency", "1000000/s;unit=tokens;algo=gcra"
 	for name, specs := range map[string][][]string{
@@ -150,6 +151,7 @@ func TestReleasesKeepHeldPlaces(t *testing.T) {
 // TestManyReleasesKeepStateSmall checks that the state does not grow while releases call by turns, of
 // which each has another window and all together have more than the state keeps tiers for.
 func TestManyReleasesKeepStateSmall(t *testing.T) {
+	soak.Long(t, "many releases work side by side, and TestReleasesByTurns plays some")
 	const releases = 10
 	s := miniSubject(t)
 	var plans []*algorithms.Plan

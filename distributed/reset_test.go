@@ -130,7 +130,7 @@ func TestFleetToldReset(t *testing.T) {
 // If a provider reports windows but does not count in them, one request of the fleet goes too early
 // in each reported window, and no more.
 func TestFleetWrongReset(t *testing.T) {
-	soak.NoRace(t, "fleets in virtual time, whose code other tests run")
+	soak.Long(t, "a fleet plays for minutes, and TestFleetLaws plays one")
 	t.Parallel()
 	for _, processes := range []int{1, 4} {
 		virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {

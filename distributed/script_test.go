@@ -716,6 +716,7 @@ func reserveStep(n int64) step {
 // TestPoolIsBounded checks that the state stays small when many reservations are returned that no bucket
 // spaces, and that those at the pace of a bucket take little room.
 func TestPoolIsBounded(t *testing.T) {
+	soak.Long(t, "many reservations are returned")
 	const at = 1_700_000_000_000_000
 	for _, test := range []struct {
 		tier string

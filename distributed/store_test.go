@@ -11,6 +11,7 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/redismem"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/store/storetest"
 )
@@ -99,6 +100,7 @@ func (q faultyQuota) Cancel(some []store.Decision) {
 // A planted fault of reservations fails the parts of the suite that test it, and no other parts.
 // Parts that never call a place where a fault may be planted run only with the first fault.
 func TestStoreFaults(t *testing.T) {
+	soak.Long(t, "it plays a suite several times, which TestServerKeepsContract plays once")
 	t.Parallel()
 	var mu sync.Mutex // guards reached
 	reached := make(map[string]bool)

@@ -185,6 +185,7 @@ func TestForecastCountsTheLine(t *testing.T) {
 		"window": {Limit: 50, Window: sec, Algorithm: throttle.FixedWindow},
 	} {
 		t.Run(name, func(t *testing.T) {
+			soak.Sample(t, 3)
 			virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 				c := &crowd{t: t, process: process}
 				members := c.join(30, tier)

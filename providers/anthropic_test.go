@@ -11,6 +11,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -46,6 +47,7 @@ func TestAnthropic(t *testing.T) {
 		{"large prompts", 1_500, 100, true, 30_000 / 1_500},
 	} {
 		t.Run(load.name, func(t *testing.T) {
+			soak.Sample(t, 3)
 			synctest.Test(t, func(t *testing.T) {
 				api := anthropic(100, 30_000, 8_000)
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)

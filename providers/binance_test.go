@@ -14,6 +14,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -40,6 +41,7 @@ func binanceOf() providers.Provider {
 func TestBinance(t *testing.T) {
 	for _, skew := range []time.Duration{0, 17 * time.Second} {
 		t.Run(fmt.Sprintf("saturated, clock ahead by %v", skew), func(t *testing.T) {
+			soak.Sample(t, 3)
 			synctest.Test(t, func(t *testing.T) {
 				api := binanceAPI()
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)

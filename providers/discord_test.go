@@ -12,6 +12,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -335,6 +336,7 @@ func TestDiscordInvalid(t *testing.T) {
 // TestDiscordInvalidLimit checks that at most 10,000 requests are invalid in 10 minutes, that requests
 // then wait until the window allows more, and that valid requests are not held back before.
 func TestDiscordInvalidLimit(t *testing.T) {
+	soak.Long(t, "it sends 10,000 requests")
 	synctest.Test(t, func(t *testing.T) {
 		api := &scripted{}
 		rt := over(t, providers.Discord(), api)

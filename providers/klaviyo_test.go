@@ -9,6 +9,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 	"github.com/apithrottle/throttle/throttletest"
 )
@@ -63,6 +64,7 @@ func TestKlaviyoMinutes(t *testing.T) {
 		{"custom metrics", "/api/custom-metrics", klaviyoLimits(1, 15, 15), 1, 48 * time.Hour, 30},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			soak.Sample(t, 4)
 			synctest.Test(t, func(t *testing.T) {
 				api := throttletest.New(test.of...)
 				api.Delay = func() time.Duration { return 5*time.Millisecond + rand.N(45*time.Millisecond) }

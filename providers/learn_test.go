@@ -19,6 +19,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -223,6 +224,7 @@ func TestAnthropicOutputIsLearned(t *testing.T) {
 		{"both, by the system prompt", mixed, true, 1, 0.65},
 	} {
 		t.Run(load.name, func(t *testing.T) {
+			soak.Sample(t, 4)
 			synctest.Test(t, func(t *testing.T) {
 				limit, workers := scaled(400_000, load.of), scaled(250, load.of)
 				api := newMessagesAPI(10e6, float64(limit), load.answer)

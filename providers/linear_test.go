@@ -13,6 +13,7 @@ import (
 
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -63,6 +64,7 @@ func TestLinearLimits(t *testing.T) {
 		{"points of an address", 10, []func() *http.Request{with("")}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			soak.Sample(t, 4)
 			synctest.Test(t, func(t *testing.T) {
 				next := alternate(test.of...)
 				n := atOnce(t, providers.Linear(), test.want+1, func() *http.Request { return next().WithContext(t.Context()) })

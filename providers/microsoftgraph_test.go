@@ -11,12 +11,14 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
 const msGraph = "https://graph.microsoft.com/v1.0/"
 
 func TestMicrosoftGraphScopes(t *testing.T) {
+	soak.Long(t, "it plays a day")
 	preset := providers.MicrosoftGraph
 	graph := func(path string) func() *http.Request { return to(t, "GET", msGraph+path) }
 	// The answer to a request of the directory settles its units; these cost what is estimated.

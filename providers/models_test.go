@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -69,6 +70,7 @@ func TestModels(t *testing.T) {
 
 // However many names requests contain, there are as many quotas as patterns and one.
 func TestModelsAreBounded(t *testing.T) {
+	soak.Long(t, "it sends a request for each of many models")
 	synctest.Test(t, func(t *testing.T) {
 		p := models(providers.NewModels(map[string][]throttle.Tier{"a*": limited(1_000_000)}))
 		p.MaxKeys = 1

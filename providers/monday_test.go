@@ -14,6 +14,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -84,6 +85,7 @@ func TestMondayCosts(t *testing.T) {
 		share          int // percent of the budget
 	}{{"the field complexity", false, true, 90}, {"the header", true, false, 90}, {"both", true, true, 90}, {"neither", false, false, 65}} {
 		t.Run(test.name, func(t *testing.T) {
+			soak.Sample(t, 4)
 			synctest.Test(t, func(t *testing.T) {
 				const minutes = 10
 				p := providers.Monday(1_000)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 	"github.com/apithrottle/throttle/throttletest"
 )
@@ -210,6 +211,7 @@ func TestMostOfModelsBoundsNamedLimits(t *testing.T) {
 // Unknown finds the hidden limit of a host, whatever its kind. About one request in a hundred is refused, and a few
 // more in the first minutes.
 func TestUnknownFindsHiddenLimits(t *testing.T) {
+	soak.Long(t, "long hours are played, and the tests of package algorithms learn, too")
 	for _, tier := range []throttle.Tier{
 		{Limit: 20, Window: time.Second},
 		{Limit: 3, Window: time.Second, Algorithm: throttle.TokenBucket, Burst: 10},

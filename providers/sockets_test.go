@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -232,6 +233,7 @@ func TestSocketsSaturateTheirAPIs(t *testing.T) {
 	} {
 		p := test.of()
 		t.Run(p.Name+"/"+test.socket, func(t *testing.T) {
+			soak.Sample(t, 4)
 			synctest.Test(t, func(t *testing.T) {
 				quotas, err := throttle.NewGroup(p.Socket(test.socket).Policy, nil, throttle.GroupOptions{})
 				if err != nil {

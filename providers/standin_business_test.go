@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -215,6 +216,7 @@ func TestOwnMailboxesAreApart(t *testing.T) {
 		{"40 users, more than a mailbox has", 40, 12_000, 160, 300 / 4 * 250 * time.Millisecond},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			soak.Sample(t, 3)
 			synctest.Test(t, func(t *testing.T) {
 				api := newMailboxes()
 				took := sendAll(t, over(t, providers.MicrosoftGraph(), api), test.work, test.n, func(i int) *http.Request { return ownMail(t, i%test.users) })
@@ -332,6 +334,7 @@ func TestWhatCreatesContent(t *testing.T) {
 		{"POST issues/2/comments", 600, "500/h", 1},
 	} {
 		t.Run(strings.ReplaceAll(test.request, "/", " "), func(t *testing.T) {
+			soak.Sample(t, 4)
 			synctest.Test(t, func(t *testing.T) {
 				api := newGitHubLimits()
 				method, path, _ := strings.Cut(test.request, " ")

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -176,6 +177,7 @@ func TestAlbumsCountForTheBot(t *testing.T) {
 
 // Single messages to groups and people go as fast as each chat and the bot allow.
 func TestMessagesToGroupsAndPeople(t *testing.T) {
+	soak.Long(t, "it plays many chats")
 	synctest.Test(t, func(t *testing.T) {
 		api := newTelegram()
 		const d = 3 * time.Minute

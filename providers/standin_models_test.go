@@ -85,6 +85,7 @@ func cerebrasRules(uncached float64, headers bool) rules {
 func TestCerebrasWithoutMaxStandIn(t *testing.T) {
 	for name, headers := range map[string]bool{"with headers": true, "without headers": false} {
 		t.Run(name, func(t *testing.T) {
+			soak.Sample(t, 4)
 			contest{share: 0.9, api: func() rules { return cerebrasRules(60_000, headers) },
 				preset: func() providers.Provider { return providers.OpenAICompatible("api.cerebras.ai", 300, 60_000) },
 				load: load{20, 4 * time.Minute, func(t *testing.T, w, n int) *http.Request {
@@ -171,6 +172,7 @@ func TestLargeMaxStandIn(t *testing.T) {
 			preset: func() providers.Provider { return providers.OpenAICompatible(test.host, 6_000, tokens) }}
 		t.Run(test.host, c.run)
 		t.Run(test.host+" without a maximum", func(t *testing.T) {
+			soak.Sample(t, 4)
 			preset := func(t *testing.T, api *llm) http.RoundTripper { return over(t, c.preset(), api) }
 			large := c.play(t, preset)
 			c.load = asking(0)
@@ -250,6 +252,7 @@ func TestAnthropicWithOpenAISDKStandIn(t *testing.T) {
 		"output":   {1_000, 1_000_000, 20_000, 150, 100, 400},
 	} {
 		t.Run(name, func(t *testing.T) {
+			soak.Sample(t, 4)
 			contest{share: 0.9, api: func() rules { return anthropicRules(float64(test.requests), float64(test.input), float64(test.output)) },
 				preset: func() providers.Provider { return providers.Anthropic(test.requests, test.input, test.output) },
 				load: load{20, 3 * time.Minute, func(t *testing.T, w, n int) *http.Request {

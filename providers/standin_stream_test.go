@@ -383,6 +383,7 @@ func refuseInStream(t *testing.T, d dialect, e streamedRefusal, leaves bool, cli
 func TestQuotedRefusalInStreamStandIn(t *testing.T) {
 	for name, d := range map[string]dialect{"OpenAI": responsesDialect(), "Anthropic": messagesDialect(), "Gemini": geminiDialect()} {
 		t.Run(name, func(t *testing.T) {
+			soak.Sample(t, 3)
 			synctest.Test(t, func(t *testing.T) {
 				api := &streamAPI{dialect: d}
 				for _, r := range append(append(responsesRefusals(), messagesRefusals()...), geminiRefusals()...) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 	"github.com/apithrottle/throttle/throttletest"
 )
@@ -53,6 +54,7 @@ func TestPresetsOnStrictProviders(t *testing.T) {
 			func(int) *http.Request { return to(t, "GET", salesforce)() }, 48 * time.Hour, float64(2 * salesforces)},
 	} {
 		t.Run(test.preset.Name, func(t *testing.T) {
+			soak.Sample(t, 3)
 			synctest.Test(t, func(t *testing.T) {
 				api := throttletest.New(test.tiers...)
 				api.Delay = func() time.Duration { return rand.N(50 * time.Millisecond) }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -43,6 +44,7 @@ func TestStripe(t *testing.T) {
 		}},
 	} {
 		t.Run(load.name, func(t *testing.T) {
+			soak.Sample(t, 3)
 			synctest.Test(t, func(t *testing.T) {
 				api := standIn("stripe")
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -116,6 +117,7 @@ func TestXeroDay(t *testing.T) {
 		{"the next day", 1_000, []string{"4999", "4998"}, 25 * time.Hour, 5_000},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			soak.Sample(t, 3)
 			synctest.Test(t, func(t *testing.T) {
 				p := providers.Xero(test.perDay)
 				p.Scope("organization").Policy.Tiers[1].Limit = 10_000

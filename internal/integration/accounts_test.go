@@ -83,7 +83,7 @@ var accountCases = []accountCase{
 func TestAccountsShareAnAddress(t *testing.T) {
 	for _, test := range accountCases {
 		t.Run(test.rules, func(t *testing.T) {
-			soak.Sample(t, 3)
+			soak.Sample(t, 4)
 			synctest.Test(t, func(t *testing.T) {
 				api := fakeapi.New("../../providers/testdata", test.rules)
 				api.Hold = fakeapi.Between(0, 50*time.Millisecond)

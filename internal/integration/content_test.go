@@ -29,7 +29,7 @@ func TestContentIsShared(t *testing.T) {
 	for _, processes := range []int{0, 3} { // with a store; 0 is one without
 		for _, hour := range []int64{5_000, 10} {
 			t.Run(fmt.Sprintf("%d processes, %d in REST's hour", processes, hour), func(t *testing.T) {
-				soak.Sample(t, 3)
+				soak.Sample(t, 4)
 				synctest.Test(t, func(t *testing.T) { contentIsShared(t, processes, hour) })
 			})
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/answers/ietf"
 	"github.com/apithrottle/throttle/answers/profiles"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -332,6 +333,7 @@ func TestLyingHeadersKeepToBounds(t *testing.T) {
 	all := lies()
 	for _, n := range namings {
 		t.Run(n.kind, func(t *testing.T) {
+			soak.Sample(t, 6)
 			synctest.Test(t, func(t *testing.T) {
 				for _, lie := range all {
 					whole, parts := slices.Clone(n.high), slices.Clone(n.high)

@@ -409,6 +409,7 @@ func TestPoolFleetSharesItsMembers(t *testing.T) {
 
 // Members far and near, and one of this process beside one of the fleet, are all used.
 func TestPoolFleetUsesUnlikeStores(t *testing.T) {
+	soak.Slow(t, "a fleet plays for minutes")
 	for _, f := range []*poolFleet{
 		{members: []fleetMember{{limit: 10}, {limit: 10, store: 1}}, trips: []time.Duration{500 * time.Microsecond, 80 * ms}},
 		{members: []fleetMember{{limit: 10, store: 1}, {limit: 10}}, trips: []time.Duration{80 * ms, 20 * ms}},
@@ -482,6 +483,7 @@ func TestPoolFleetWithAPausedMember(t *testing.T) {
 
 // While the store of one member is away, the others serve the callers, and afterwards it is used again.
 func TestPoolFleetWithoutAStore(t *testing.T) {
+	soak.Slow(t, "a fleet plays for minutes")
 	for _, hangs := range []bool{false, true} {
 		for _, deadline := range []time.Duration{0, 10 * sec} {
 			synctest.Test(t, func(t *testing.T) {
@@ -542,6 +544,7 @@ func TestPoolFleetErrorsWithoutStores(t *testing.T) {
 // Members within the quota of an account keep to both, and charge each request once. After a storm of
 // cancellations all quotas are as good as new.
 func TestPoolFleetWithinAnAccount(t *testing.T) {
+	soak.Slow(t, "a fleet plays for minutes")
 	for name, account := range map[string]fleetMember{"one store": {limit: 20}, "another store": {limit: 20, store: 1}, "in process": {limit: 20, store: inProcess}} {
 		if testing.Short() && account.store == 1 { // which takes longest
 			continue
@@ -628,6 +631,7 @@ func checkFleetBound(t *testing.T, f *poolFleet, member int, limit int64) {
 // At each member, processes that use it directly and processes that use it through a Pool get equal shares. What the
 // latter get of other members does not count.
 func TestPoolFleetBesideDirectUsers(t *testing.T) {
+	soak.Slow(t, "a fleet plays for minutes")
 	synctest.Test(t, func(t *testing.T) {
 		f := &poolFleet{members: []fleetMember{{limit: 20}, {limit: 20}}, processes: 4, callers: 25, lasts: time.Minute}
 		f.open(t)
@@ -698,6 +702,7 @@ func TestPoolFleetBanned(t *testing.T) {
 
 // The others go on when a process dies.
 func TestPoolFleetSurvivesAProcess(t *testing.T) {
+	soak.Slow(t, "a fleet plays for minutes")
 	synctest.Test(t, func(t *testing.T) {
 		f := &poolFleet{members: []fleetMember{{limit: 10}, {limit: 20}}, processes: 4, callers: 15, lasts: 40 * sec, deadline: 20 * sec}
 		f.open(t)

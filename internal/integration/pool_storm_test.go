@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // stormMembers are the members of the pools that are stormed: alone, within accounts, and of a group.
@@ -61,6 +62,7 @@ func (toldKey) observer() *throttle.Observer {
 
 // A storm of callers that are canceled, also at the very instant of an admission, leaves the members as new.
 func TestPoolIsAsNewAfterAStormOfCancellations(t *testing.T) {
+	soak.Slow(t, "it is a long storm")
 	for seed := range uint64(6) {
 		synctest.Test(t, func(t *testing.T) {
 			members, limiters := stormMembers(t)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/observe"
 	"github.com/apithrottle/throttle/retry"
 )
@@ -222,6 +223,7 @@ func TestPoolsPageMembers(t *testing.T) {
 
 // TestPoolsPageSpill computes the table of the reserved capacity.
 func TestPoolsPageSpill(t *testing.T) {
+	soak.Long(t, "it computes a table of the documentation")
 	for _, load := range []struct {
 		text    string
 		rate    float64

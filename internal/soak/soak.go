@@ -44,6 +44,15 @@ func Long(t testing.TB, why string) {
 	}
 }
 
+// Slow skips a test under -short, with the reason, but not with the race detector. It is for storms and
+// for whatever else takes more than a quarter of a second. "make race" and "make soak" run them.
+func Slow(t testing.TB, why string) {
+	t.Helper()
+	if !Race {
+		Long(t, why)
+	}
+}
+
 // Sample skips a case of a table under -short, but for about one of n, which it chooses by the name of
 // the test. "make check" runs all.
 func Sample(t testing.TB, n uint32) {

@@ -33,6 +33,7 @@ func (f *fleet) used(t testing.TB, p throttle.Policy) (used, inFlight int64) {
 
 // Whatever replies are lost, each actual cost counts once, and each percentage is reported once if none is lost.
 func TestSettledOnce(t *testing.T) {
+	soak.Slow(t, "many replies are lost")
 	for seed := range uint64(12) {
 		faults := seed%3 > 0
 		synctest.Test(t, func(t *testing.T) {
@@ -269,6 +270,7 @@ func TestReleasesHoldOtherUnits(t *testing.T) {
 
 // A quota of places inside one of a rate, and the other way round, keep both limits, and are free at last.
 func TestNestedPlaces(t *testing.T) {
+	soak.Slow(t, "a fleet of many callers plays")
 	rate := throttle.Policy{Name: "rate", Guard: 20 * ms, Tiers: []throttle.Tier{{Limit: 5, Window: sec, Algorithm: throttle.SlidingLog}}}
 	for _, inside := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {

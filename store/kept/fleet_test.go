@@ -123,6 +123,7 @@ func TestFleetSharesQuota(t *testing.T) {
 
 // TestBusyFleetNeedsFewTransactions has as many callers in one process and in several.
 func TestBusyFleetNeedsFewTransactions(t *testing.T) {
+	soak.Slow(t, "a fleet of many callers plays")
 	for _, c := range []struct{ processes, callers, most int }{{1, 64, 60}, {16, 4, 300}} {
 		for _, a := range []throttle.Algorithm{throttle.GCRA, throttle.TokenBucket} {
 			synctest.Test(t, func(t *testing.T) {

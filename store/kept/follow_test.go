@@ -90,6 +90,7 @@ func limitOf(t testing.TB, l *throttle.Limiter) int64 {
 
 // One response that names a lower limit stops all processes of a fleet. Two that name a higher one let all of them go on.
 func TestFleetFollowsNamedLimit(t *testing.T) {
+	soak.Slow(t, "fleets play")
 	for name, test := range map[string]struct {
 		fleet func(t testing.TB, ways ...time.Duration) *fleet
 		known time.Duration

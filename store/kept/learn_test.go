@@ -110,6 +110,7 @@ func learnedOf(t testing.TB, l *throttle.Limiter) *throttle.TierStatus {
 
 // Processes that share a tier use most of a rate that no response contains, in equal shares, and few requests are refused.
 func TestFleetLearnsHiddenRate(t *testing.T) {
+	soak.Slow(t, "a fleet learns for minutes")
 	for name, tier := range map[string]throttle.Tier{
 		"log":    {Limit: 40, Window: time.Second},
 		"bucket": {Limit: 40, Window: time.Second, Algorithm: throttle.TokenBucket, Burst: 10},
@@ -228,6 +229,7 @@ func TestLearnedRateSurvivesQuietDay(t *testing.T) {
 
 // Two releases whose bounds differ learn side by side, and each keeps its bounds when one is taken over by the other.
 func TestBoundsOfTwoReleases(t *testing.T) {
+	soak.Slow(t, "two fleets learn for minutes")
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, time.Millisecond, 2*time.Millisecond)
 		narrow := learns

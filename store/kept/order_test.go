@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/store/kept"
 )
 
@@ -252,6 +253,7 @@ func TestPoolOfFleet(t *testing.T) {
 
 // Processes that wait have equal turns, whatever the tiers and the costs.
 func TestEqualTurns(t *testing.T) {
+	soak.Slow(t, "fleets with many tiers play")
 	for name, test := range map[string]struct {
 		tiers []throttle.Tier
 		costs []throttle.Cost

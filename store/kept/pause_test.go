@@ -10,6 +10,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/keptmem"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/store/kept"
 )
@@ -128,6 +129,7 @@ func TestPauseOfFleet(t *testing.T) {
 
 // A ban refuses callers in all processes until it ends, also when the keeper forgets everything.
 func TestBanOfFleet(t *testing.T) {
+	soak.Slow(t, "a fleet waits for the end of a ban")
 	for _, forgets := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFleet(t, farAndNear[:3]...)

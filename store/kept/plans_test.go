@@ -9,12 +9,14 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/store/kept"
 )
 
 // Processes that adapt their limits decide by a plan each. The value has room for few of them, and the quota goes on.
 func TestManyPlansShareOneValue(t *testing.T) {
+	soak.Slow(t, "many plans take turns")
 	for name, tiers := range map[string]func(n int64) []throttle.Tier{
 		"small": func(n int64) []throttle.Tier { return []throttle.Tier{{Limit: 400 + n, Window: time.Hour}} },
 		"logs": func(n int64) []throttle.Tier {

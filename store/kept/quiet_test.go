@@ -70,6 +70,7 @@ func (f *fleet) admissions(t testing.TB, p throttle.Policy, length time.Duration
 
 // When all callers of a storm have been canceled, the quota admits as if they had never come.
 func TestStormLeavesNoTrace(t *testing.T) {
+	soak.Slow(t, "it is a long storm")
 	for name, s := range storms {
 		if testing.Short() && len(name)%3 != 0 { // some of them
 			continue
@@ -137,6 +138,7 @@ func (f *fleet) storm(t testing.TB, r *rand.Rand, p throttle.Policy, s storm, le
 
 // Callers that are canceled at random take nothing from the others.
 func TestCanceledCallersTakeNothing(t *testing.T) {
+	soak.Slow(t, "a fleet of many callers plays")
 	for name, p := range map[string]throttle.Policy{
 		"log":    {Tiers: []throttle.Tier{throttle.PerSecond(10)}},
 		"bucket": {Tiers: []throttle.Tier{{Limit: 10, Window: time.Second, Burst: 2, Algorithm: throttle.TokenBucket}}},

@@ -40,7 +40,7 @@ func TestUtilization(t *testing.T) {
 		{Limit: 100_000, Algorithm: throttle.Calendar, Period: throttle.Day},
 	} {
 		t.Run(tier.String(), func(t *testing.T) {
-			soak.Sample(t, 3)
+			soak.Sample(t, 6)
 			policy := throttle.Policy{Name: "used", Tiers: []throttle.Tier{tier}}
 			if tier.Algorithm == throttle.Calendar {
 				policy.Tiers = append(policy.Tiers, throttle.PerSecond(20))

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/internal/kepttwin"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/store/kept"
 )
 
@@ -21,6 +22,7 @@ func TestDecidesAsLedgers(t *testing.T) {
 	for part := range 4 {
 		ahead := part < 2
 		t.Run(fmt.Sprintf("ahead=%v,%d", ahead, part%2), func(t *testing.T) {
+			soak.Sample(t, 3)
 			t.Parallel()
 			var sum kepttwin.Count
 			for i := 0; i < traces && !t.Failed(); i++ {
