@@ -867,6 +867,7 @@ func TestGroupParksAfterSetPolicy(t *testing.T) {
 // TestGroupParkingChangesNothing plays the same random calls on a Group that parks quotas at every
 // chance, and on one that never does. Both must answer alike.
 func TestGroupParkingChangesNothing(t *testing.T) {
+	soak.Slow(t, "it plays many calls twice")
 	parked, seeds := 0, soak.Times(300)
 	for seed := range uint64(seeds) {
 		var want, got []string

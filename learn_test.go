@@ -629,6 +629,7 @@ func refuseOneObject(t *testing.T, part int, profile *answers.Profile) {
 // Through a storm of refusals, cancellations and policies, rates stay within their bounds, and the quota is quiet again
 // afterwards.
 func TestStormOfRefusals(t *testing.T) {
+	soak.Slow(t, "it is a long storm")
 	for seed := range uint64(6) {
 		synctest.Test(t, func(t *testing.T) {
 			tokens := learns(1000, 100)

@@ -692,6 +692,7 @@ func TestAlertAfterSetPolicy(t *testing.T) {
 // TestForecastUnderSetPolicy checks that a Forecast does not mix costs of two policies while the
 // policy changes.
 func TestForecastUnderSetPolicy(t *testing.T) {
+	soak.Slow(t, "it is a long storm")
 	tokens := throttle.Tier{Limit: 100, Window: time.Hour, Unit: "tokens"}
 	policies := []throttle.Policy{api(throttle.PerHour(1)), api(throttle.PerHour(1), tokens), api(throttle.PerHour(1), tokens, throttle.Tier{Limit: 5, Window: time.Hour, Unit: "jobs"})}
 	l := mustNew(t, policies[0], nil)

@@ -19,6 +19,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/order"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/throttletest"
@@ -231,6 +232,7 @@ func TestWithinBannedWhileStanding(t *testing.T) {
 // TestNestedStorm checks three scopes, nested in either way, under random outcomes of requests: no
 // caller hangs, the budget has what was spent, and in the end nothing is used.
 func TestNestedStorm(t *testing.T) {
+	soak.Slow(t, "it is a long storm")
 	for seed := range uint64(20) {
 		for _, together := range []func(a, b, c *throttle.Limiter) *throttle.Limiter{
 			func(a, b, c *throttle.Limiter) *throttle.Limiter { return a.Within(b.Within(c)) },
@@ -969,6 +971,7 @@ func interactivePassesBatch(t *testing.T, n int32) {
 // The strict provider must refuse nothing, the other callers must be admitted in order, and nothing
 // may stay charged.
 func TestWithinThreeStorm(t *testing.T) {
+	soak.Slow(t, "it is a long storm")
 	for seed := range uint64(60) {
 		synctest.Test(t, func(t *testing.T) { threeStorm(t, rand.New(rand.NewPCG(3, seed)), seed) })
 	}

@@ -45,7 +45,7 @@ func TestEndpointWithALimitOfItsOwn(t *testing.T) {
 		{learned, throttle.PerSecond(5), 50, 10},
 	} {
 		t.Run(fmt.Sprint(c.account, " ", c.own), func(t *testing.T) {
-			soak.Sample(t, 6)
+			soak.Sample(t, 12)
 			synctest.Test(t, func(t *testing.T) {
 				l := mustNew(t, exact(c.account), nil)
 				account, orders := throttletest.New(throttle.Tier{Limit: 50, Window: sec, Algorithm: throttle.GCRA, Burst: 50}), throttletest.New(c.own)

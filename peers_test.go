@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // The tests in this file are named after failures of other limiters, each of which was
@@ -206,6 +207,7 @@ func TestPeersHalfASecond(t *testing.T) {
 // reading the status change nothing: each poll gets the answer that the definition of the algorithm
 // gives.
 func TestPeersPolledFasterThanItRefills(t *testing.T) {
+	soak.Slow(t, "it plays hours")
 	for _, a := range counters {
 		synctest.Test(t, func(t *testing.T) {
 			tier := per(sec, 7, a)

@@ -475,6 +475,7 @@ func TestPoolServesOthersWhileOneCallerNeedsTheLargeMember(t *testing.T) {
 }
 
 func TestPoolUtilization(t *testing.T) {
+	soak.Slow(t, "it plays many pools")
 	for _, policies := range [][]string{
 		{"1000/s;unit=tokens | guard=none", "4000/s;unit=tokens;algo=gcra | guard=none"},
 		{"1000/s;unit=tokens", "4000/s;unit=tokens;algo=fixed_window"},
@@ -805,6 +806,7 @@ func TestPoolForecastIsWhatTheWaitTakes(t *testing.T) {
 
 // At the instant at which windows open, callers that were admitted just now must not count twice.
 func TestPoolForecastsDoNotCountAdmittedCallersTwice(t *testing.T) {
+	soak.Slow(t, "it plays many pools")
 	for range 30 {
 		synctest.Test(t, func(t *testing.T) {
 			p := newPool(t,

@@ -181,6 +181,7 @@ func p99(list []time.Duration) time.Duration { return list[len(list)*99/100] }
 // TestClassesUnderLoad runs a batch job that asks for four times the quota. With classes,
 // interactive requests must hardly wait, and the job must get the rest.
 func TestClassesUnderLoad(t *testing.T) {
+	soak.Slow(t, "it plays a batch of hours")
 	var callers []classCaller
 	for at := time.Duration(0); at < 2*time.Minute; at += 25 * ms { // 40 a second, of 10
 		callers = append(callers, classCaller{class: throttle.Batch, arrives: at, leaves: 2 * time.Minute})

@@ -249,6 +249,7 @@ func checkTrace(t *testing.T, p throttle.Policy, trace []tracedRequest) (waited,
 // TestShadowTellsTheWaits checks that the waits and refusals that are told in shadow mode are those of
 // a limiter, if each response comes after the same time from its own start.
 func TestShadowTellsTheWaits(t *testing.T) {
+	soak.Slow(t, "it plays many policies")
 	waited, refused, seeds := 0, 0, soak.Times(1000)
 	for seed := range uint64(seeds) {
 		synctest.Test(t, func(t *testing.T) {

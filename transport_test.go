@@ -21,6 +21,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/throttletest"
 )
@@ -146,6 +147,7 @@ func TestTransportCost(t *testing.T) {
 // allows 5/s + 10000/h. It must refuse none, and each request must be sent as soon as it is certain
 // not to be refused.
 func TestTransportStrictProvider(t *testing.T) {
+	soak.Slow(t, "it sends 12,000 requests")
 	synctest.Test(t, func(t *testing.T) {
 		const n, workers = 12_000, 16
 		tiers := []throttle.Tier{throttle.PerSecond(5), throttle.PerHour(10_000)}

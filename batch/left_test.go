@@ -119,7 +119,7 @@ func TestTimeLeft(t *testing.T) {
 	for name, c := range timesLeft {
 		t.Run(name, func(t *testing.T) {
 			soak.NoRace(t, "thousands of items, of which the other tests race some")
-			soak.Sample(t, 4)
+			soak.Sample(t, 5)
 			synctest.Test(t, func(t *testing.T) { c.test(t) })
 		})
 	}

@@ -27,6 +27,7 @@ func TestHigherLimitsApplyAtOnce(t *testing.T) {
 					continue // calendars are not bundled
 				}
 				t.Run(fmt.Sprintf("%s, nested %t, the caller %s", name, nested, end), func(t *testing.T) {
+					soak.Sample(t, 3)
 					bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 						process := func(spec string) (*throttle.Limiter, func()) {
 							p, err := throttle.ParsePolicy("{fleet}", spec)

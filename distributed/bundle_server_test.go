@@ -48,18 +48,18 @@ func TestServerBundles(t *testing.T) {
 		}
 	}
 	t.Run("one server", func(t *testing.T) {
-		run(t, redistest.Start(t).Client(), distributed.Options{}, true)
+		run(t, redistest.Start(t).PatientClient(), distributed.Options{Timeout: slow}, true)
 	})
 	t.Run("one server without functions", func(t *testing.T) {
-		rdb := redistest.Start(t).Client()
+		rdb := redistest.Start(t).PatientClient()
 		rdb.AddHook(noFunctions{})
-		run(t, rdb, distributed.Options{}, true)
+		run(t, rdb, distributed.Options{Timeout: slow}, true)
 	})
 	t.Run("cluster, one slot", func(t *testing.T) {
-		run(t, redistest.StartCluster(t, 3, 0).PatientClient(), distributed.Options{Prefix: "{throttle}:"}, true)
+		run(t, redistest.StartCluster(t, 3, 0).PatientClient(), distributed.Options{Prefix: "{throttle}:", Timeout: slow}, true)
 	})
 	t.Run("cluster", func(t *testing.T) {
-		run(t, redistest.StartCluster(t, 3, 0).PatientClient(), distributed.Options{}, false)
+		run(t, redistest.StartCluster(t, 3, 0).PatientClient(), distributed.Options{Timeout: slow}, false)
 	})
 	t.Run("one node of several", func(t *testing.T) { // as behind a proxy
 		rdb := redistest.Start(t).PatientClient()

@@ -259,7 +259,7 @@ func TestBundleAccounts(t *testing.T) {
 	for _, far := range []time.Duration{ms, 40 * ms} {
 		for _, limits := range [][]int64{{2, 20, 20, 12}, {4, 4, 4, 12}, {5, 5, 5, 12}, {5, 5, 100, 100, 25}} {
 			t.Run(fmt.Sprint(limits, far), func(t *testing.T) {
-				soak.Sample(t, 4)
+				soak.Sample(t, 8)
 				t.Parallel()
 				const lasts = 20 * sec
 				a := account{processes: slices.Repeat([]time.Duration{far}, 3), callers: 8, lasts: lasts, outer: logs(limits[len(limits)-1])}

@@ -43,7 +43,7 @@ func TestCanceledCallersLeaveNothing(t *testing.T) {
 		{"places", []throttle.Tier{{Limit: 5, Algorithm: throttle.Concurrency}, throttle.PerSecond(50)}, nil, throttle.Normal, 100, 2 * sec, 150},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			soak.Sample(t, 4)
+			soak.Sample(t, 8)
 			virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 				open := func() *throttle.Limiter {
 					redis := distributed.New(process(ms/2, ms/2), distributed.Options{})

@@ -107,6 +107,7 @@ func TestReleasesByTurns(t *testing.T) {
 		{[2]string{"1000/24h;algo=sliding_log", "10/m;algo=leaky_bucket"}, false, 1010, time.Minute}, // and what drains meanwhile
 	} {
 		t.Run(fmt.Sprint(tc.specs), func(t *testing.T) {
+			soak.Sample(t, 3)
 			t.Parallel()
 			for seed := range uint64(soak.Times(4)) {
 				g := rand.New(rand.NewPCG(seed, 1))

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
@@ -55,9 +54,8 @@ var remaining = &answers.Profile{Quotas: []answers.Quota{{
 func newClients(t *testing.T, s *redistest.Server, policy throttle.Policy, profile *answers.Profile, base http.RoundTripper) (clients [2]*http.Client, limiters [2]*throttle.Limiter) {
 	t.Helper()
 	for i := range clients {
-		rdb := redis.NewClient(&redis.Options{Addr: s.Addr()})
-		t.Cleanup(func() { rdb.Close() })
-		lim, err := throttle.New(policy, distributed.New(rdb, distributed.Options{}))
+		rdb := s.PatientClient()
+		lim, err := throttle.New(policy, distributed.New(rdb, distributed.Options{Timeout: slow}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -162,10 +160,9 @@ func TestSettledLeaseIsNotRenewed(t *testing.T) {
 // A reading is of the tier whose limit it reports, in whichever scope that is.
 func TestFleetReadingOfOuterScope(t *testing.T) {
 	s := redistest.Start(t)
-	rdb := redis.NewClient(&redis.Options{Addr: s.Addr()})
-	t.Cleanup(func() { rdb.Close() })
+	rdb := s.PatientClient()
 	for _, outer := range []string{"{a}/account", "{b}/account"} { // in the slot of the inner scope, and in another
-		fleet := distributed.New(rdb, distributed.Options{})
+		fleet := distributed.New(rdb, distributed.Options{Timeout: slow})
 		endpoint := limiter(t, throttle.Policy{Name: "{a}" + outer, Tiers: []throttle.Tier{throttle.PerHour(600)}}, fleet)
 		account := limiter(t, throttle.Policy{Name: outer, Tiers: []throttle.Tier{throttle.PerHour(1200)}}, fleet)
 		get(t, &http.Client{Transport: &throttle.Transport{

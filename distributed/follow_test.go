@@ -157,6 +157,8 @@ type followers struct {
 	server *miniredis.Miniredis
 	api    *namingAPI
 	all    []follower
+
+	options distributed.Options
 }
 
 // join starts a process that sends requests under some tiers.
@@ -168,7 +170,7 @@ func (f *followers) join(tiers ...throttle.Tier) follower {
 // add is join for a process with a client.
 func (f *followers) add(rdb *redis.Client, tiers ...throttle.Tier) follower {
 	f.Helper()
-	s := distributed.New(rdb, distributed.Options{})
+	s := distributed.New(rdb, f.options)
 	l := limiter(f.T, throttle.Policy{Name: "api", Tiers: tiers, Guard: 200 * ms}, s)
 	m := follower{l, nil, rdb, s}
 	m.client = &http.Client{Transport: &throttle.Transport{
@@ -716,9 +718,9 @@ func TestServerFollows(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	api := &namingAPI{bucket: true, limit: 15000, takes: func() time.Duration { return 2 * ms }}
-	f := &followers{T: t, api: api}
+	f := &followers{T: t, api: api, options: distributed.Options{Timeout: slow}}
 	for range 3 {
-		f.add(s.Client(), following(true))
+		f.add(s.PatientClient(), following(true))
 	}
 	waiting := f.all[2]
 	if err := waiting.WaitN(t.Context(), 5000-3*points); err != nil {

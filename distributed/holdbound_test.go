@@ -37,7 +37,7 @@ func TestHoldLocalBound(t *testing.T) {
 		{"in the middle, NoGuard, as slow, far away", throttle.NoGuard, 10, 20, 500 * ms, 10 * sec},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			soak.Sample(t, 5)
+			soak.Sample(t, 10)
 			t.Parallel()
 			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 				tier := func(n int64) []throttle.Tier { return []throttle.Tier{per(test.window, n, throttle.SlidingLog)} }

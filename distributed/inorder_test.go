@@ -19,7 +19,7 @@ import (
 // behind its turn, which is too short for them. Releases that differ in the guard stand in one line, a lost
 // state puts all processes in a new one, and a new guard leaves them where they are.
 func TestTurnsInOrder(t *testing.T) {
-	soak.NoRace(t, "many fleets in virtual time, whose code other tests run")
+	soak.Long(t, "fleets play for minutes, and TestTurnsAreEqualInTime plays some")
 	t.Parallel()
 	for _, name := range []string{"one release", "two releases", "a state is lost", "the guard changes"} {
 		t.Run(name, func(t *testing.T) {

@@ -50,7 +50,7 @@ func TestEndedProcessesLeaveTheLine(t *testing.T) {
 					name += ", while places come free"
 				}
 				t.Run(name, func(t *testing.T) {
-					soak.Sample(t, 12)
+					soak.Sample(t, 24)
 					bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 						open := func() (*throttle.Limiter, *distributed.Store, *redis.Client, func()) {
 							rdb := near(t, s)

@@ -29,7 +29,7 @@ func TestWrongPhase(t *testing.T) {
 					continue // costs much processor time
 				}
 				t.Run(fmt.Sprintf("phase %v, rest %v, %d processes", phase, rest, processes), func(t *testing.T) {
-					soak.Sample(t, 5)
+					soak.Sample(t, 8)
 					virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 						time.Sleep(time.Until(time.Now().Truncate(time.Minute).Add(time.Minute + window/2)))
 						p := throttletest.New(per(window, limit, throttle.FixedWindow))

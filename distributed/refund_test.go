@@ -40,6 +40,7 @@ func (n nesting) open(t *testing.T, s *miniredis.Miniredis, trip time.Duration, 
 // TestConflictsLoseNothing checks that quotas that are charged one after the other count what was sent
 // and nothing else, after many conflicts and after callers that were canceled or refused for MaxWait.
 func TestConflictsLoseNothing(t *testing.T) {
+	soak.Long(t, "it plays days of sliding logs")
 	t.Parallel()
 	for _, n := range nestings {
 		for name, guard := range map[string]time.Duration{"the usual guard": 0, "NoGuard": throttle.NoGuard, "AutoGuard": throttle.AutoGuard} {

@@ -114,6 +114,7 @@ func TestFleetToldReset(t *testing.T) {
 		}
 		for _, processes := range fleets {
 			t.Run(fmt.Sprintf("%v, %d processes", algorithm, processes), func(t *testing.T) {
+				soak.Sample(t, 3)
 				virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 					began := time.Now()
 					p := &windowed{limit: 100, ends: began.Add(33*sec + 500*ms)}

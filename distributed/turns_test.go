@@ -45,6 +45,7 @@ func TestTurnsAreEqualInTime(t *testing.T) {
 		{"a minute and tokens, far", []throttle.Tier{{Limit: 60, Window: time.Minute, Algorithm: throttle.TokenBucket}, tokens}, nil, chat, 40 * ms, 2200 * ms},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			soak.Sample(t, 4)
 			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 				open := func() *throttle.Limiter {
 					redis := distributed.New(distant(t, s, func() time.Duration { return test.way }), distributed.Options{})

@@ -39,6 +39,7 @@ func binanceOf() providers.Provider {
 }
 
 func TestBinance(t *testing.T) {
+	soak.Long(t, "it plays minutes at the full rate, and TestBinanceQuotas plays some")
 	for _, skew := range []time.Duration{0, 17 * time.Second} {
 		t.Run(fmt.Sprintf("saturated, clock ahead by %v", skew), func(t *testing.T) {
 			soak.Sample(t, 3)
@@ -343,6 +344,7 @@ func TestBinanceQuotas(t *testing.T) {
 		{"sapi by address", func(t *testing.T) *http.Request { return get(t, sapi+"capital/config/getall") }, 12_000},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			soak.Sample(t, 3)
 			synctest.Test(t, func(t *testing.T) {
 				if n := atOnce(t, providers.Binance(), test.want+1, func() *http.Request { return test.next(t) }); n != test.want {
 					t.Errorf("%d at once, want %d", n, test.want)

@@ -10,6 +10,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -141,6 +142,7 @@ func TestBitbucketReports(t *testing.T) {
 
 // Responses to an access token name the limit of its workspace.
 func TestBitbucketFollows(t *testing.T) {
+	soak.Long(t, "it plays hours at the full rate")
 	for _, test := range []struct {
 		limit, resource string
 		want            int

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -82,6 +83,7 @@ func TestCoinbaseExchange(t *testing.T) {
 }
 
 func TestCoinbaseApp(t *testing.T) {
+	soak.Long(t, "it plays an hour at the full rate")
 	synctest.Test(t, func(t *testing.T) {
 		api := standIn("coinbaseapp")
 		api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)

@@ -80,7 +80,7 @@ func TestDatadogFollows(t *testing.T) {
 		{"GET /api/v1/query", 10, 10, false, 10 * time.Minute, 0.95 * 600},
 	} {
 		t.Run(fmt.Sprint(test.request, " ", test.limit, "/", test.period), func(t *testing.T) {
-			soak.Sample(t, 5)
+			soak.Sample(t, 9)
 			synctest.Test(t, func(t *testing.T) {
 				time.Sleep(2345678 * time.Millisecond) // within a window
 				api := &datadogServer{limit: test.limit, period: test.period, silent: test.silent}

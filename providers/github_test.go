@@ -59,7 +59,7 @@ func TestGitHub(t *testing.T) {
 		{"GraphQL", 2_200, func(t *testing.T, _ int) *http.Request { return githubQuery(t, 1) }, 16, 0, hours + 18*time.Minute, float64(windows*2_200 + 2_000)},
 	} {
 		t.Run(load.name, func(t *testing.T) {
-			soak.Sample(t, 3)
+			soak.Sample(t, 7)
 			synctest.Test(t, func(t *testing.T) {
 				api := gitHub(load.most)
 				api.Skew = 17 * time.Second

@@ -9,6 +9,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -21,6 +22,7 @@ const (
 )
 
 func TestGoogleWorkspaceScopes(t *testing.T) {
+	soak.Long(t, "it plays minutes at the full rate")
 	preset := func() providers.Provider { return providers.GoogleWorkspace(nil) }
 	checkBurst(t, preset, "reading a sheet", 60, to(t, "GET", sheets+"/values/A1"))
 	checkBurst(t, preset, "writing a sheet", 60, to(t, "PUT", sheets+"/values/A1", "{}"))

@@ -251,6 +251,7 @@ func TestAnthropicOutputIsLearned(t *testing.T) {
 // When answers become ten times longer at once, few requests are refused, and the limit is used
 // again afterwards. Without rate headers only refusals and settled costs tell.
 func TestAnthropicOutputGrows(t *testing.T) {
+	soak.Long(t, "it plays many answers")
 	const of = 4
 	limit, workers, few := scaled(400_000, of), scaled(250, of), scaled(20, of)
 	for _, silent := range []bool{false, true} {
@@ -581,6 +582,7 @@ func TestAnthropicShortAnswersEndFirst(t *testing.T) {
 
 // Anyone may make up kinds and prompts. What is known of the others stays, and memory is bounded.
 func TestLearningIsBounded(t *testing.T) {
+	soak.Long(t, "it sends requests for many models")
 	synctest.Test(t, func(t *testing.T) {
 		p := providers.Anthropic(1e6, 1e9, 1e9)
 		p.Scope("family").Policy.Tiers[0].PaceBurst = 1e6

@@ -64,7 +64,7 @@ func TestLinearLimits(t *testing.T) {
 		{"points of an address", 10, []func() *http.Request{with("")}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			soak.Sample(t, 4)
+			soak.Sample(t, 8)
 			synctest.Test(t, func(t *testing.T) {
 				next := alternate(test.of...)
 				n := atOnce(t, providers.Linear(), test.want+1, func() *http.Request { return next().WithContext(t.Context()) })

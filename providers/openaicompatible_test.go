@@ -15,6 +15,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -96,6 +97,7 @@ func TestOpenAICompatibleLimits(t *testing.T) {
 
 // Free models of OpenRouter share a minute and a day. DeepSeek limits requests at the same time.
 func TestOpenAICompatibleScopes(t *testing.T) {
+	soak.Long(t, "it plays a day")
 	synctest.Test(t, func(t *testing.T) {
 		p := providers.OpenAICompatible("openrouter.ai", 0, 0)
 		n := 0
@@ -359,6 +361,7 @@ func TestCerebrasBuckets(t *testing.T) {
 		{"more cached than counts", "", 2_400, 500, 180_000, 3_000},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			soak.Sample(t, 4)
 			synctest.Test(t, func(t *testing.T) {
 				api := newCerebras(60_000, test.cached, test.output)
 				saturate(t, over(t, providers.OpenAICompatible("api.cerebras.ai", 10_000, 60_000), api), 20, 10*time.Minute, func(int) *http.Request {

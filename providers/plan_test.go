@@ -86,6 +86,7 @@ func TestGitHubFollowsThePlan(t *testing.T) {
 // A shop moves to Shopify Plus, and back: its bucket holds 40, 400 and 40, and leaks a twentieth of it a second.
 // What the large bucket held leaks as from the small one, which takes three minutes.
 func TestShopifyFollowsThePlan(t *testing.T) {
+	soak.Long(t, "it plays an hour at the full rate")
 	synctest.Test(t, func(t *testing.T) {
 		api := standIn("shopifyrest")
 		api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)

@@ -380,7 +380,7 @@ func forAccounts(t *testing.T, preset func() providers.Provider, run func(t *tes
 func TestAccountsShareAnAddress(t *testing.T) {
 	for _, test := range sharedAddresses {
 		t.Run(test.name, func(t *testing.T) {
-			soak.Sample(t, 9)
+			soak.Sample(t, 24)
 			forAccounts(t, test.preset, func(t *testing.T, over func(http.RoundTripper) http.RoundTripper) {
 				api := test.api()
 				rt := over(api)

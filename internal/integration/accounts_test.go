@@ -81,9 +81,9 @@ var accountCases = []accountCase{
 // The accounts of two processes on one Redis are never refused for what their address sends, and use
 // most of what it may. A reservation may be sent 50 ms after its start, which windows of seconds pay for.
 func TestAccountsShareAnAddress(t *testing.T) {
+	soak.Long(t, "it plays fleets of each preset, whose accounts a test of package providers plays in one process")
 	for _, test := range accountCases {
 		t.Run(test.rules, func(t *testing.T) {
-			soak.Sample(t, 4)
 			synctest.Test(t, func(t *testing.T) {
 				api := fakeapi.New("../../providers/testdata", test.rules)
 				api.Hold = fakeapi.Between(0, 50*time.Millisecond)

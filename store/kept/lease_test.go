@@ -149,6 +149,7 @@ func (s *stormOfPlaces) fault(r *rand.Rand, all []*process) {
 // However calls end, and whatever happens to the server, no more places are open than there are. Afterwards all
 // are free.
 func TestPlacesAreBounded(t *testing.T) {
+	soak.Slow(t, "it is a long storm")
 	for seed := range uint64(soak.Times(25)) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &stormOfPlaces{fleet: *newFleet(t), T: t, limit: 4}
@@ -429,6 +430,7 @@ func (f *fleet) crowd(t *testing.T, p throttle.Policy, limit int64, callers int,
 
 // Processes that wait for places have equal turns, and the places are in use.
 func TestPlacesAreShared(t *testing.T) {
+	soak.Slow(t, "a fleet plays for minutes")
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
 		_, alone := f.crowd(t, places(4), 4, 24, time.Minute, 100*time.Microsecond)

@@ -19,6 +19,7 @@ import (
 
 // Two releases side by side never admit more than the larger policy, and lose little by being two.
 func TestReleasesSideBySide(t *testing.T) {
+	soak.Slow(t, "fleets play for minutes")
 	for _, test := range []struct {
 		name     string
 		old, new []throttle.Tier

@@ -50,7 +50,7 @@ func TestFullRateAfterOutage(t *testing.T) {
 		{"forgets", 50, 20, func(f *fleet) { f.server.Drop() }, func(f *fleet) {}, time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			soak.Sample(t, 9)
+			soak.Sample(t, 12)
 			synctest.Test(t, func(t *testing.T) {
 				f := newFleet(t, farAndNear[:2]...)
 				all := f.limiters(t, throttle.Policy{Name: "rate", Tiers: []throttle.Tier{throttle.PerSecond(test.limit)}})
