@@ -75,7 +75,7 @@ race:
 # storms SOAK times: 1 is their full number.
 SOAK ?= 10
 soak: redis
-	$(call skips,THROTTLE_SOAK=$(SOAK) go test -vet=off -count=1 -timeout 60m -p 4 ./...)
+	$(call skips,THROTTLE_SOAK=$(SOAK) go test -vet=off -count=1 -cpu 1 -timeout 60m -p 3 ./...)
 
 # valkey runs what servers may differ in on a valkey-server, if there is one or apt-get has one: the
 # tests whose names begin with TestServer, which have the faults, the contract of a store, scripts and
@@ -101,7 +101,7 @@ modules: redis postgres
 # test32 runs the tests of "make test" where int has 32 bits.
 test32:
 	CGO_ENABLED=0 GOARCH=386 go vet ./...
-	CGO_ENABLED=0 GOARCH=386 go test -vet=off -short ./...
+	CGO_ENABLED=0 GOARCH=386 $(SHORT) -p 3 ./...
 
 # stress runs the tests of PACKAGES RUNS times beside 8 busy goroutines. All runs must pass.
 PACKAGES ?= ./...
