@@ -15,10 +15,7 @@ import (
 
 // TestDecidesAsLedgers compares each step of random traces with ledgers that are driven directly.
 func TestDecidesAsLedgers(t *testing.T) {
-	traces := 5000 // four times
-	if testing.Short() {
-		traces = 250
-	}
+	traces := soak.Times(1250) // four times
 	for part := range 4 {
 		ahead := part < 2
 		t.Run(fmt.Sprintf("ahead=%v,%d", ahead, part%2), func(t *testing.T) {
