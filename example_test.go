@@ -632,6 +632,7 @@ func Example() {
 	defer provider.Close()
 	url := provider.URL
 
+	// The API allows 5 requests a second and 10,000 an hour.
 	lim, err := throttle.New(throttle.Policy{
 		Name:  "coinbase",
 		Tiers: []throttle.Tier{throttle.PerSecond(5), throttle.PerHour(10000)},
@@ -640,7 +641,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	client := &http.Client{Transport: &throttle.Transport{Limiter: lim}}
-	resp, err := client.Get(url) // waits its turn, in all tiers
+	resp, err := client.Get(url) // waits until both limits admit it
 
 	if err != nil {
 		log.Fatal(err)
