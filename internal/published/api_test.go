@@ -80,6 +80,10 @@ func TestAPI(t *testing.T) {
 				}
 				writeAPI(t, &got, dir, path.Join(throttle, filepath.ToSlash(importPath)), checked)
 			}
+			for _, internal := range internalImports(t, filepath.Join(root, module)) {
+				got.WriteString("// A published version of this module imports an internal package, so later patch versions keep it:\n\n")
+				writeAPI(t, &got, filepath.Join(root, strings.TrimPrefix(internal, throttle)), internal, checked)
+			}
 			golden := filepath.Join("testdata", "api", name+".txt")
 			if *update {
 				if err := os.WriteFile(golden, got.Bytes(), 0o644); err != nil {
@@ -316,6 +320,28 @@ func packageDirs(t *testing.T, root string) (dirs []string) {
 		t.Fatal(err)
 	}
 	return dirs
+}
+
+// internalImports returns the internal packages of the library that the packages of another module
+// import, except the command, which is built with the library that its go.mod names.
+func internalImports(t *testing.T, module string) (imports []string) {
+	t.Helper()
+	if module == root || strings.HasSuffix(filepath.ToSlash(module), "cmd/throttle") {
+		return nil
+	}
+	for _, dir := range packageDirs(t, module) {
+		p, err := buildContext.ImportDir(dir, 0)
+		if err != nil || p.Name == "main" {
+			continue
+		}
+		for _, imported := range p.Imports {
+			if strings.HasPrefix(imported, throttle+"/internal/") {
+				imports = append(imports, imported)
+			}
+		}
+	}
+	slices.Sort(imports)
+	return slices.Compact(imports)
 }
 
 // writeAPI writes the exported declarations of a package on linux/amd64. It writes nothing for a
