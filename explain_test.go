@@ -1388,7 +1388,7 @@ func TestPoolStatusAsksAllAtOnce(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		_, members := p.Status(ctx)
+		members := p.Status(ctx).Members
 		for i, want := range []string{"west", "stuck", "later"} {
 			if m := members[i]; m.Member.Name != want || (m.Err != nil) != (want == "stuck") || len(m.Status.Tiers) == 0 && want != "stuck" {
 				t.Errorf("member %s: %v, %+v", m.Member.Name, m.Err, m.Status)

@@ -16,12 +16,10 @@ type Member struct {
 	// Limiter is the quota of the member. Limiters of several members must not share a quota.
 	Limiter *Limiter
 
-	// Rank orders the members: those of rank 0 are preferred to those of rank 1, and so on. See
-	// Pool.Spill.
+	// Rank orders the members: rank 0 is preferred to rank 1, and so on. See Pool.Spill.
 	Rank int
 
-	// Weight is the member's share of the requests among members of its Rank that have room at the same
-	// time. If zero, 1.
+	// Weight is the member's share among members of its Rank that have room at once. If zero, 1.
 	Weight int
 }
 
@@ -39,8 +37,7 @@ type Member struct {
 // Keys of one account usually share one limit. They do not add up, so they are no members of a Pool. To
 // keep an account's limit over several members, put each Limiter within that of the account.
 //
-// The zero Pool has no members. The methods of a Pool are safe for concurrent use, as long as its fields are
-// not changed.
+// The zero Pool has no members. A Pool is safe for concurrent use, as long as its fields are not changed.
 type Pool struct {
 	// Name is what an Observer knows the Pool by. If empty, "pool".
 	Name string
@@ -69,8 +66,7 @@ func NewPool(members ...Member) (*Pool, error) {
 	return p, nil
 }
 
-// Add adds members, or none if it returns an error, for the reasons of NewPool. Waiting callers may go to
-// the new members at once.
+// Add adds members, or none after an error; see NewPool. Waiting callers may go to the new members at once.
 func (p *Pool) Add(members ...Member) error {
 	added := make([]*admit.Member, len(members))
 	for i, m := range members {
@@ -176,8 +172,7 @@ func (p *Pool) Forecast(ctx context.Context, c Cost) (Forecast, error) {
 	return e.Forecast, e.Err
 }
 
-// Explain returns how long a request of cost c would wait, and why, like Limiter.Explain. Its Quotas are
-// those of all members.
+// Explain is like Limiter.Explain. Its Quotas are those of all members.
 func (p *Pool) Explain(ctx context.Context, c Cost) (Explanation, error) {
 	return explain(ctx, func() (Explanation, error) { return p.foretell(ctx, c, true) })
 }
@@ -193,13 +188,18 @@ type MemberStatus struct {
 	Err    error // why the Status lacks tiers; nil if it does not
 }
 
-// Status returns how many callers wait, and the state of the members by rank. It blocks for the members that
-// have a shared store, all at the same time.
-func (p *Pool) Status(ctx context.Context) (waiting int, members []MemberStatus) {
-	members = admit.Each(&p.pool, func(m *admit.Member) MemberStatus {
+// A PoolStatus is the state of a Pool.
+type PoolStatus struct {
+	Waiting int            // the number of callers that wait
+	Members []MemberStatus // by rank
+}
+
+// Status returns the state of the Pool. It blocks for the members with a shared store, all at the same time.
+func (p *Pool) Status(ctx context.Context) PoolStatus {
+	members := admit.Each(&p.pool, func(m *admit.Member) MemberStatus {
 		s := MemberStatus{Member: Member{Name: m.Name, Limiter: m.Of.(*Limiter), Rank: m.Rank, Weight: m.Weight}}
 		s.Status, s.Err = s.Member.Limiter.Status(ctx)
 		return s
 	})
-	return p.pool.Waiting(), members
+	return PoolStatus{p.pool.Waiting(), members}
 }

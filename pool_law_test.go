@@ -300,7 +300,7 @@ func runPool(t *testing.T, policies []throttle.Policy, callers []poolCaller) {
 		synctest.Wait()
 	}
 	wg.Wait()
-	if n, _ := p.Status(t.Context()); n != 0 {
+	if n := p.Status(t.Context()).Waiting; n != 0 {
 		t.Errorf("%d callers wait at the end", n)
 	}
 }
@@ -526,7 +526,7 @@ func TestPoolRefusalChangesNoMember(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		_, before := p.Status(t.Context())
+		before := p.Status(t.Context()).Members
 		canceled, cancel := context.WithCancel(t.Context())
 		short, stop := context.WithTimeout(t.Context(), time.Second)
 		defer stop()
@@ -544,8 +544,8 @@ func TestPoolRefusalChangesNoMember(t *testing.T) {
 				t.Error("admitted")
 			}
 		}
-		if waiting, after := p.Status(t.Context()); waiting != 0 || fmt.Sprint(before) != fmt.Sprint(after) {
-			t.Errorf("%d wait, %v, before %v", waiting, after, before)
+		if after := p.Status(t.Context()); after.Waiting != 0 || fmt.Sprint(before) != fmt.Sprint(after.Members) {
+			t.Errorf("%v, before %v", after, before)
 		}
 	})
 }
@@ -597,7 +597,7 @@ func TestPoolIsBannedOnlyIfAllMembersAre(t *testing.T) {
 				}
 				time.Sleep(10 * time.Second)
 				synctest.Wait()
-				if n, _ := p.Status(t.Context()); n == 0 && within != time.Minute {
+				if n := p.Status(t.Context()).Waiting; n == 0 && within != time.Minute {
 					t.Errorf("nested %v, within %v: nobody waits after one member was banned", nested, within)
 				}
 				if err := other.Refused(t.Context(), 3*time.Hour); err != nil {
@@ -645,7 +645,7 @@ func TestPoolMembersComeAndGoWhileCallersWait(t *testing.T) {
 		if got := <-results; got != "throttle: the pool has no members: add one" {
 			t.Error(got)
 		}
-		if n, _ := p.Status(t.Context()); n != 0 || slow.Allow() {
+		if n := p.Status(t.Context()).Waiting; n != 0 || slow.Allow() {
 			t.Errorf("%d wait", n)
 		}
 		if s := status(t, slow); s.Waiting != 0 {
@@ -754,7 +754,7 @@ func TestPoolCallbacksThatDoNotReturn(t *testing.T) {
 					t.Errorf("%s in %s: returned %v, panicked with %v", how, where, returned, panicked)
 				}
 				time.Sleep(2 * time.Second)
-				if n, _ := p.Status(t.Context()); n != 0 {
+				if n := p.Status(t.Context()).Waiting; n != 0 {
 					t.Errorf("%s in %s: %d wait", how, where, n)
 				}
 				for range 2 {

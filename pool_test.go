@@ -230,7 +230,7 @@ func TestPoolWeights(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		_, members := p.Status(t.Context())
+		members := p.Status(t.Context()).Members
 		if one, three := members[0].Status.Tiers[0].Used, members[1].Status.Tiers[0].Used; one != 10 || three != 30 {
 			t.Errorf("%s: the members of the Weights 1 and 3 have %d and %d requests, want 10 and 30", name, one, three)
 		}
@@ -433,11 +433,11 @@ func TestPoolCallerNeedsNoGoroutineForEachMember(t *testing.T) {
 		} {
 			change()
 			synctest.Wait()
-			waiting, states := p.Status(t.Context())
-			if n := runtime.NumGoroutine() - before; n > callers || waiting != callers {
-				t.Errorf("%d callers of %d wait in %d goroutines", waiting, callers, n)
+			status := p.Status(t.Context())
+			if n := runtime.NumGoroutine() - before; n > callers || status.Waiting != callers {
+				t.Errorf("%d callers of %d wait in %d goroutines", status.Waiting, callers, n)
 			}
-			for _, s := range states {
+			for _, s := range status.Members {
 				if s.Status.Waiting != callers {
 					t.Errorf("%d of %d callers wait for member %s", s.Status.Waiting, callers, s.Member.Name)
 				}

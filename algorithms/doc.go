@@ -17,4 +17,7 @@
 //
 // Instants are whole microseconds in an int64. Rates stay a pair (Limit, Window), and products
 // take 128 bits: in the long run, 1 a month and 3,000,000 a second are both exact. Waits round up.
+//
+// Before v1.0.0 what the root package does not name may change in any minor version: see
+// docs/compatibility.md.
 package algorithms

@@ -95,8 +95,7 @@ type status struct {
 // ask returns the state of the limits of a job. It blocks while a shared store does not answer, until ctx ends.
 func ask(ctx context.Context, l *throttle.Limiter, p *throttle.Pool) (s status) {
 	if p != nil {
-		_, members := p.Status(ctx)
-		for _, m := range members {
+		for _, m := range p.Status(ctx).Members {
 			if m.Err == nil {
 				s.members = append(s.members, m.Status)
 			}

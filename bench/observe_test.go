@@ -81,7 +81,7 @@ func TestExposition(t *testing.T) {
 			addMetric(t, got, name, family.GetType(), m)
 		}
 	}
-	snap := stats.Snapshot()
+	snap := stats.Snapshot(t.Context())
 	want := wanted(snap)
 	for series, value := range want {
 		if v, ok := got[series]; !ok || math.Abs(v-value) > 1e-9*value {

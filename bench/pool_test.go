@@ -230,8 +230,7 @@ func manyWait(b *testing.B, members, n int, algorithm throttle.Algorithm) {
 func queued(w waiting) int {
 	switch w := w.(type) {
 	case *throttle.Pool:
-		n, _ := w.Status(context.Background())
-		return n
+		return w.Status(context.Background()).Waiting
 	case *throttle.Limiter:
 		s, _ := w.Status(context.Background())
 		return s.Waiting

@@ -47,8 +47,11 @@ func (s *Store) enter(ctx context.Context) (limited context.Context, leave func(
 	return nil, nil, err
 }
 
-// Update runs one transaction. It implements kept.Keeper.
-func (s *Store) Update(ctx context.Context, names [][]byte, change func(kept.View) ([]kept.Write, error)) error {
+// A keeper is a Store as a kept.Keeper.
+type keeper struct{ *Store }
+
+// Update runs one transaction.
+func (s keeper) Update(ctx context.Context, names [][]byte, change func(kept.View) ([]kept.Write, error)) error {
 	limited, leave, err := s.enter(ctx)
 	if err != nil {
 		return err

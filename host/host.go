@@ -96,10 +96,10 @@ func Open(path string) (*Store, error) {
 		token: make(chan struct{}, 1),
 		done:  make(chan struct{}),
 	}
-	s.quotas = kept.New(s, kept.Options{Name: "host", Shared: "a file of this host", Busy: s.busyError, Wall: func() int64 { return s.wall() }})
+	s.quotas = kept.New(keeper{s}, kept.Options{Name: "host", Shared: "a file of this host", Busy: s.busyError, Wall: func() int64 { return s.wall() }})
 	s.token <- struct{}{}
 	noChange := func(kept.View) ([]kept.Write, error) { return nil, nil }
-	if err := s.Update(context.Background(), [][]byte{kept.Name("")}, noChange); err != nil {
+	if err := (keeper{s}).Update(context.Background(), [][]byte{kept.Name("")}, noChange); err != nil {
 		return nil, err
 	}
 	return s, nil

@@ -44,7 +44,7 @@ func spend(t testing.TB, l *throttle.Limiter, n int64) {
 // forecast returns the forecast of the only tier.
 func forecast(t testing.TB, stats *Stats) *Forecast {
 	t.Helper()
-	return stats.Snapshot().Limiters[0].Tiers[0].Forecast
+	return stats.Snapshot(t.Context()).Limiters[0].Tiers[0].Forecast
 }
 
 // TestForecastOfAMonth spends a dollar in each hour of a weekday, and nothing on weekends, from the beginning of a
@@ -64,7 +64,7 @@ func TestForecastOfAMonth(t *testing.T) {
 						spend(t, l, 1_000_000_000)
 					}
 					if !time.Now().Before(read) {
-						stats.Snapshot()
+						stats.Snapshot(t.Context())
 						read = time.Now().Add(every)
 					}
 				}
@@ -106,7 +106,7 @@ func TestForecastStaysWithAnotherBudget(t *testing.T) {
 		for range 8 * 24 {
 			spend(t, l, 1_000_000_000)
 			time.Sleep(time.Hour)
-			stats.Snapshot()
+			stats.Snapshot(t.Context())
 		}
 		if err := l.SetPolicy(t.Context(), parse(t, stats, "$700/month")); err != nil {
 			t.Fatal(err)
@@ -123,7 +123,7 @@ func TestOtherTiersHaveNoForecast(t *testing.T) {
 		stats := NewStats()
 		watch(t, stats, limiter(t, parse(t, stats, "5/s + 100/day + $10/h")))
 		time.Sleep(3 * time.Hour)
-		snap := stats.Snapshot()
+		snap := stats.Snapshot(t.Context())
 		for _, tier := range snap.Limiters[0].Tiers {
 			text, err := json.Marshal(tier)
 			if err != nil || strings.Contains(string(text), "forecast") {
@@ -141,7 +141,7 @@ func TestMetricsInDollars(t *testing.T) {
 		spend(t, l, 1_250_000_000)
 		text := func() string {
 			var e exposition
-			e.snapshot(stats.Snapshot())
+			e.snapshot(stats.Snapshot(t.Context()))
 			return e.String()
 		}
 		const labels = `{policy="money",tier="$500.50/month",tier_policy="money"} `

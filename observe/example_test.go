@@ -76,7 +76,7 @@ func ExampleStats() {
 	for range 3 {
 		lim.Allow()
 	}
-	snap := stats.Snapshot()
+	snap := stats.Snapshot(context.Background())
 	for _, r := range snap.Policies[0].Requests {
 		if r.Count > 0 {
 			fmt.Println(r.Count, r.Class, r.Result)
@@ -118,7 +118,7 @@ func ExampleStats_WatchPool() {
 			return
 		}
 	}
-	snap := stats.Snapshot()
+	snap := stats.Snapshot(context.Background())
 	for _, m := range snap.Policies[0].Members {
 		fmt.Println(m.Member, "has admitted", m.Admitted["normal"])
 	}
@@ -157,7 +157,7 @@ func ExampleStats_Metrics() {
 // A snapshot is a variable of package expvar, too.
 func ExampleStats_Snapshot_expvar() {
 	stats := observe.NewStats()
-	expvar.Publish("throttle", expvar.Func(func() any { return stats.Snapshot() }))
+	expvar.Publish("throttle", expvar.Func(func() any { return stats.Snapshot(context.Background()) }))
 	fmt.Println(strings.Contains(expvar.Get("throttle").String(), `"policies":[]`))
 	// Output:
 	// true

@@ -15,7 +15,7 @@ import (
 func (s *Stats) Metrics() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var e exposition
-		e.snapshot(s.SnapshotContext(r.Context()))
+		e.snapshot(s.Snapshot(r.Context()))
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 		_, _ = w.Write(e.Bytes())
 	})

@@ -95,7 +95,7 @@ func TestPoolConservation(t *testing.T) {
 			for range 100 {
 				time.Sleep(2*time.Second + 7*time.Millisecond)
 				synctest.Wait()
-				waiting, _ := pool.Status(t.Context())
+				waiting := pool.Status(t.Context()).Waiting
 				most = max(most, waiting)
 				if queued := countsOf(stats, "models").Queued["normal"]; queued != int64(waiting) {
 					t.Errorf("%d queued, %d wait", queued, waiting)
@@ -129,7 +129,7 @@ func TestPoolConservation(t *testing.T) {
 				t.Errorf("%d active and %v queued at the end, at most %d", p.Active, p.Queued, most)
 			}
 			checkRing(t, p)
-			for _, p := range stats.Snapshot().Policies {
+			for _, p := range stats.Snapshot(t.Context()).Policies {
 				if p.Policy != "models" && (len(p.Requests) > 0 || len(p.Waits) > 0 || !joined) {
 					t.Errorf("policy %s has counts: %+v", p.Policy, p)
 				}
@@ -140,7 +140,7 @@ func TestPoolConservation(t *testing.T) {
 
 // countsOf returns the counts of a policy.
 func countsOf(stats *Stats, policy string) (p PolicySnapshot) {
-	for _, p = range stats.Snapshot().Policies {
+	for _, p = range stats.Snapshot(context.Background()).Policies {
 		if p.Policy == policy {
 			return p
 		}
@@ -166,7 +166,7 @@ func TestPoolWithoutObserver(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		for _, p := range stats.Snapshot().Policies {
+		for _, p := range stats.Snapshot(t.Context()).Policies {
 			if requests, responses := nonzero(p); len(requests)+len(responses) > 0 || p.Active != 0 {
 				t.Errorf("%s: %v %v, %d active", p.Policy, requests, responses, p.Active)
 			}
@@ -211,7 +211,7 @@ func TestPoolMetrics(t *testing.T) {
 		if err := stats.WatchPool("models", pool); err != nil {
 			t.Fatal(err)
 		}
-		_, members := pool.Status(t.Context())
+		members := pool.Status(t.Context()).Members
 		usePool(t, pool, members)
 		stats.Observer().Admitted(t.Context(), throttle.AdmittedInfo{Policy: "api", Held: true})
 		w := httptest.NewRecorder()
@@ -261,9 +261,9 @@ func TestPoolSnapshot(t *testing.T) {
 		if err := stats.WatchPool("shown", pool); err != nil {
 			t.Fatal(err)
 		}
-		_, members := pool.Status(t.Context())
+		members := pool.Status(t.Context()).Members
 		usePool(t, pool, members)
-		snap := stats.Snapshot()
+		snap := stats.Snapshot(t.Context())
 		state := fmt.Sprintf("%+v", snap.Pools)
 		for _, want := range []string{
 			"[{Name:shown Policy:models Waiting:0 Members:[{LimiterSnapshot:{Name:east Policy:gpt east Failed:false", "Paused:90 Closed:0 Guard:0} Rank:0 Weight:2}",
@@ -282,11 +282,11 @@ func TestPoolSnapshot(t *testing.T) {
 			t.Errorf("%+v %+v", p.Members, snap.Limiters)
 		}
 		time.Sleep(6 * time.Minute)
-		if m := stats.Snapshot().Policies[0].Members[0]; m.Recent != 0 || m.Admitted["normal"] != 3 {
+		if m := stats.Snapshot(t.Context()).Policies[0].Members[0]; m.Recent != 0 || m.Admitted["normal"] != 3 {
 			t.Errorf("later %+v", m)
 		}
 		stats.Observer().Admitted(t.Context(), throttle.AdmittedInfo{Policy: "api"})
-		for _, p := range stats.Snapshot().Policies {
+		for _, p := range stats.Snapshot(t.Context()).Policies {
 			if body, err := json.Marshal(p); err != nil || bytes.Contains(body, []byte(`"members"`)) != (p.Policy == "models") {
 				t.Errorf("%v %s", err, body)
 			}
@@ -322,7 +322,7 @@ func TestPoolLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var text bytes.Buffer
 		pool := poolOf(t, Log(newLogger(&text, slog.LevelInfo), LogOptions{}), nil, "2/s | guard=none", "1/h | guard=none")
-		_, members := pool.Status(t.Context())
+		members := pool.Status(t.Context()).Members
 		usePool(t, pool, members)
 		want := `level=INFO msg="throttle: request waited" policy=models member=east class=normal result=admitted waited=1s tier=2/s by="gpt east"
 level=WARN msg="throttle: provider refused" policy=models member=east status=0 tier=2/s by="gpt east" used=1 limit=2

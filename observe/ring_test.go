@@ -44,7 +44,7 @@ func TestRingSeconds(t *testing.T) {
 				time.Sleep(time.Duration(random.Int64N(int64(400 * time.Second)))) // until a snapshot
 			}
 			got, last := make(map[int64]map[string]uint64), int64(0)
-			for _, s := range stats.Snapshot().Policies[0].Seconds {
+			for _, s := range stats.Snapshot(t.Context()).Policies[0].Seconds {
 				if s.At <= last {
 					t.Fatalf("second %d follows %d", s.At, last)
 				}

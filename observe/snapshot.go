@@ -244,11 +244,8 @@ type LearnedSnapshot struct {
 }
 
 // Snapshot returns what Stats contains now. It reads the Status of the watched limiters, for at most
-// Stats.Timeout.
-func (s *Stats) Snapshot() Snapshot { return s.SnapshotContext(context.Background()) }
-
-// SnapshotContext is like Snapshot. If ctx ends first, the Status of limiters may be missing.
-func (s *Stats) SnapshotContext(ctx context.Context) Snapshot {
+// Stats.Timeout. If ctx ends first, the Status of limiters may be missing.
+func (s *Stats) Snapshot(ctx context.Context) Snapshot {
 	limiters, pools := s.states(ctx)
 	snap := Snapshot{
 		Time: time.Now(), Policies: []PolicySnapshot{}, Limiters: limiters, Pools: pools,
@@ -456,9 +453,9 @@ func (s *Stats) states(ctx context.Context) (limiters []LimiterSnapshot, pools [
 }
 
 func (s *Stats) poolSnapshot(ctx context.Context, name string, p *throttle.Pool) PoolSnapshot {
-	waiting, members := p.Status(ctx)
-	snap := PoolSnapshot{Name: name, Policy: valid(cmp.Or(p.Name, "pool")), Waiting: waiting, Members: []MemberSnapshot{}}
-	for _, m := range members {
+	status := p.Status(ctx)
+	snap := PoolSnapshot{Name: name, Policy: valid(cmp.Or(p.Name, "pool")), Waiting: status.Waiting, Members: []MemberSnapshot{}}
+	for _, m := range status.Members {
 		l := s.limiterSnapshot(owner{valid(m.Member.Name), snap.Policy, name + "\x00" + m.Member.Name}, m.Status, m.Err)
 		snap.Members = append(snap.Members, MemberSnapshot{l, m.Member.Rank, m.Member.Weight})
 	}

@@ -222,7 +222,7 @@ func TestConservation(t *testing.T) {
 				waiting += status.Waiting
 			}
 			var queued int64
-			for _, n := range stats.Snapshot().Policies[0].Queued {
+			for _, n := range stats.Snapshot(t.Context()).Policies[0].Queued {
 				queued += n
 			}
 			if queued != int64(waiting) {
@@ -233,7 +233,7 @@ func TestConservation(t *testing.T) {
 		l.Close()
 		own.called(throttle.Normal, l.Wait(t.Context()))
 
-		p := stats.Snapshot().Policies[0]
+		p := stats.Snapshot(t.Context()).Policies[0]
 		requests, responses := nonzero(p)
 		if !reflect.DeepEqual(requests, own.requests) {
 			t.Errorf("requests are\n%v, want\n%v", requests, own.requests)
@@ -314,7 +314,7 @@ func TestWaits(t *testing.T) {
 			{"batch", "canceled", "", "", 1, 0.25, 0.25, 5},
 		}
 		var got []wait
-		for _, w := range stats.Snapshot().Policies[0].Waits {
+		for _, w := range stats.Snapshot(t.Context()).Policies[0].Waits {
 			for i, n := range w.Buckets {
 				if n > 0 {
 					got = append(got, wait{w.Class, w.Result, w.By, w.Tier, w.Count, w.Sum, w.Max, i})
@@ -373,7 +373,7 @@ func TestCalled(t *testing.T) {
 		c.Policy = "api"
 		o.Called(c)
 	}
-	p := stats.Snapshot().Policies[0]
+	p := stats.Snapshot(t.Context()).Policies[0]
 	got := fmt.Sprint(p.Decided)
 	for _, c := range p.Calls {
 		got += fmt.Sprintf(", %s %d of %d, %.3f s", c.Outcome, c.Time.Count, c.Count, c.Time.Sum)
@@ -411,7 +411,7 @@ func TestBounds(t *testing.T) {
 		o.Settled(throttle.SettledInfo{Policy: "api", Unit: fmt.Sprintf("unit %d", i), Actual: 3})
 		o.Paused(throttle.PausedInfo{Policy: "api", For: store.Forever, Closed: true, Cause: throttle.PauseCause(name)})
 	}
-	snap := stats.Snapshot()
+	snap := stats.Snapshot(t.Context())
 	if len(snap.Policies) != maxPolicies+1 {
 		t.Errorf("%d policies", len(snap.Policies))
 	}
@@ -490,14 +490,14 @@ func TestRace(t *testing.T) {
 				o.Settled(throttle.SettledInfo{Policy: name, Unit: fmt.Sprint(i % 40)})
 				o.Called(throttle.CalledInfo{Policy: name, Duration: time.Millisecond})
 				if i%500 == g {
-					stats.Snapshot()
+					stats.Snapshot(t.Context())
 				}
 			}
 		})
 	}
 	wg.Wait()
 	var admitted, answered uint64
-	for _, p := range stats.Snapshot().Policies {
+	for _, p := range stats.Snapshot(t.Context()).Policies {
 		admitted, answered = admitted+p.Requests[0].Count, answered+p.Responses["passed"]
 		if p.Active != 0 || p.Queued["normal"] != 0 {
 			t.Errorf("%s: %d active, %v queued", p.Policy, p.Active, p.Queued)
@@ -534,7 +534,7 @@ func TestWatch(t *testing.T) {
 			t.Fatal(err)
 		}
 		began := time.Now()
-		got := stats.Snapshot().Limiters
+		got := stats.Snapshot(t.Context()).Limiters
 		if took := time.Since(began); took != time.Second {
 			t.Errorf("took %v, want the Timeout", took)
 		}
@@ -569,7 +569,7 @@ func TestWatchBudget(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(90 * time.Second)
-		snap := stats.Snapshot()
+		snap := stats.Snapshot(t.Context())
 		if snap.Second != snap.Time.Unix() {
 			t.Errorf("second %d at %v", snap.Second, snap.Time)
 		}
@@ -587,7 +587,7 @@ func TestWatchBudget(t *testing.T) {
 		if err := stats.Watch("api", g.For("refused")); err != nil {
 			t.Fatal(err)
 		}
-		if got := stats.Snapshot().Limiters[0]; !got.Failed || got.Failure != "too_many_keys" {
+		if got := stats.Snapshot(t.Context()).Limiters[0]; !got.Failed || got.Failure != "too_many_keys" {
 			t.Errorf("refused key: %+v", got)
 		}
 	})

@@ -309,7 +309,7 @@ func (s *source) renew() (made *State) {
 		close(s.making)
 		s.making = nil
 	}()
-	return s.read(s.stats.Snapshot())
+	return s.read(s.stats.Snapshot(context.Background()))
 }
 
 // read returns the state of a snapshot.

@@ -79,7 +79,7 @@ func (a Auto) Transport(s throttle.Store) (*throttle.Transport, error) {
 	if a.Profile != nil {
 		profile = *a.Profile
 	}
-	aws := unlimited("aws", AWSProfile(false), "*.amazonaws.com")
+	aws := unlimited("aws", AWSProfile(), "*.amazonaws.com")
 	aws.SendBy = AWSSendBy
 	for _, p := range []Provider{aws, unlimited("auto", profile)} {
 		if err := d.untold.add(p, s); err != nil {

@@ -14,20 +14,22 @@ import (
 // report what is left.
 //
 // Some codes refuse one object alone: a DynamoDB table, a prefix of an S3 bucket, a Lambda
-// function, a hosted zone. If perObject is false, these pause nothing, because they would pause the
-// other objects, too. If it is true, they pause the limiter of the request like all others: let
-// Transport.Route choose one for each object. A throttled S3 copy or upload with status 200 is not
-// recognized, because its body looks like the body of an object.
+// function, a hosted zone. These pause nothing, because they would pause the other objects, too; see
+// [AWSObjectProfile]. A throttled S3 copy or upload with status 200 is not recognized, because its body
+// looks like the body of an object.
 //
 // SDKs sign a request before it waits, so set Transport.SendBy to [AWSSendBy].
 //
 // Sources: the retry rules of the SDKs,
 // https://docs.aws.amazon.com/sdkref/latest/guide/feature-retry-behavior.html, read on 2026-11-22.
-func AWSProfile(perObject bool) answers.Profile {
-	object := answers.Other
-	if perObject {
-		object = answers.Limited
-	}
+func AWSProfile() answers.Profile { return awsProfile(answers.Other) }
+
+// AWSObjectProfile is like [AWSProfile] for a Transport whose Route chooses a limiter for each object.
+// Refusals of one object pause its limiter like all others.
+func AWSObjectProfile() answers.Profile { return awsProfile(answers.Limited) }
+
+// awsProfile returns the Profile with the kind of a refusal of one object.
+func awsProfile(object answers.Kind) answers.Profile {
 	p := answers.Profile{
 		RetryAfter: []answers.Field{
 			{Header: "X-Amz-Retry-After", Format: answers.Millis},

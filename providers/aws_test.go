@@ -52,7 +52,10 @@ func TestAWSProfile(t *testing.T) {
 		{"a bad signature", 403, nil, xml("SignatureDoesNotMatch"), answers.Passed, false, 0},
 	} {
 		for _, perObject := range []bool{false, true} {
-			p := providers.AWSProfile(perObject)
+			p := providers.AWSProfile()
+			if perObject {
+				p = providers.AWSObjectProfile()
+			}
 			if err := p.Validate(); err != nil {
 				t.Fatal(err)
 			}

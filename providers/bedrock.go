@@ -65,7 +65,7 @@ func Bedrock(requests, tokens int64) Provider {
 		Cost:    api.cost,
 		Settle:  api.settle,
 		SendBy:  AWSSendBy,
-		Profile: answers.Profile{Rules: append(bedrockRules(), AWSProfile(false).Rules...)},
+		Profile: answers.Profile{Rules: append(bedrockRules(), AWSProfile().Rules...)},
 		Hosts:   []string{"bedrock-runtime*.amazonaws.com", "bedrock-runtime*.api.aws"},
 	}
 	charge := func(unit, header, converse, stream string, times int) {

@@ -82,7 +82,7 @@ func TestPresetsReadFixtures(t *testing.T) {
 			"batch with statuses inside, 200": answers.Passed, // the other entries were served
 		}},
 		{page: "anthropic", preset: providers.Anthropic(50, 1e6, 1e6)},
-		{page: "aws", preset: providers.Provider{Profile: providers.AWSProfile(false)}, except: map[string]answers.Kind{
+		{page: "aws", preset: providers.Provider{Profile: providers.AWSProfile()}, except: map[string]answers.Kind{
 			// An object that anybody may have written looks the same.
 			"S3 refusal inside a 200": answers.Passed,
 		}},

@@ -249,7 +249,7 @@ type subject struct {
 
 // subjects returns all of them.
 func subjects() (all []subject) {
-	all = []subject{{name: "answers.Common", profile: answers.Common()}, {name: "AWSProfile", profile: providers.AWSProfile(false)}}
+	all = []subject{{name: "answers.Common", profile: answers.Common()}, {name: "AWSProfile", profile: providers.AWSProfile()}}
 	for _, preset := range presets {
 		p := preset()
 		all = append(all, subject{name: p.Name, profile: p.Profile})

@@ -66,7 +66,7 @@ func ExampleConfig_Client() {
 	client := retry.Config{
 		Transport: &throttle.Transport{Limiter: lim},
 		Max:       1,
-		Logger:    slog.New(plain),
+		Log:       slog.New(plain),
 	}.Client()
 
 	resp, err := client.Get(api.URL)

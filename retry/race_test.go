@@ -469,7 +469,7 @@ func TestHedgesAndPanics(t *testing.T) {
 			var log bytes.Buffer
 			a := newAPI(c.script...)
 			l := newLimiter(t, throttle.Policy{Tiers: []throttle.Tier{{Limit: 5, Algorithm: throttle.Concurrency}}})
-			client := retry.Config{Transport: &throttle.Transport{Base: a, Limiter: l}, Hedge: afterASecond(), Logger: slog.New(slog.NewTextHandler(&log, nil))}.Client()
+			client := retry.Config{Transport: &throttle.Transport{Base: a, Limiter: l}, Hedge: afterASecond(), Log: slog.New(slog.NewTextHandler(&log, nil))}.Client()
 			func() {
 				defer func() {
 					if got := recover(); got != c.panicked {
@@ -614,7 +614,7 @@ func TestHedgeRefusedByProfile(t *testing.T) {
 func TestHedgeIsLogged(t *testing.T) {
 	bubble(t, "won", func(t *testing.T) {
 		var log bytes.Buffer
-		client := retry.Config{Transport: limited(t, newAPI("5000 200", "100 200")), Hedge: afterASecond(), Logger: slog.New(slog.NewTextHandler(&log, nil))}.Client()
+		client := retry.Config{Transport: limited(t, newAPI("5000 200", "100 200")), Hedge: afterASecond(), Log: slog.New(slog.NewTextHandler(&log, nil))}.Client()
 		get(t.Context(), client, "http://user:hunter2@api.example/bot-token?key=s3cr3t")
 		synctest.Wait()
 		_, line, _ := strings.Cut(log.String(), " ")

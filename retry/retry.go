@@ -146,9 +146,9 @@ type Config struct {
 	// Hedge describes when a request is sent a second time because the first has no response yet. See
 	// "Hedging" in the package documentation. If nil, never.
 	Hedge *Hedge
-	// Logger logs each retry, the end of retries and each hedge. It logs the host of a URL and nothing
+	// Log logs each retry, the end of retries and each hedge. It logs the host of a URL and nothing
 	// else of it. If nil, nothing is logged.
-	Logger *slog.Logger
+	Log *slog.Logger
 }
 
 // NewClient returns the client of a Config with Transport t.
@@ -160,7 +160,7 @@ func (c Config) Client() *http.Client {
 		throttled: cmp.Or(c.Transport, &throttle.Transport{}),
 		max:       cmp.Or(c.Max, defaultMax),
 		hedge:     c.Hedge,
-		log:       cmp.Or(c.Logger, slog.New(slog.DiscardHandler)),
+		log:       cmp.Or(c.Log, slog.New(slog.DiscardHandler)),
 	}}
 }
 

@@ -764,13 +764,13 @@ func TestCloseIdleConnections(t *testing.T) {
 	})
 }
 
-func TestLogger(t *testing.T) {
+func TestLog(t *testing.T) {
 	bubble(t, "no secrets", func(t *testing.T) {
 		var log bytes.Buffer
 		p := newProvider(t, "429 1", "dial")
 		req := request(t, "GET", nil)
 		req.URL, _ = url.Parse("http://user:hunter2@api.example/bot-token?key=s3cr3t")
-		config := retry.Config{Transport: limited(t, p.transport), Max: 2, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+		config := retry.Config{Transport: limited(t, p.transport), Max: 2, Log: slog.New(slog.NewTextHandler(&log, nil))}
 		if _, err := config.Client().Do(req); err == nil {
 			t.Error("no error")
 		}

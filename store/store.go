@@ -16,6 +16,8 @@
 //
 // A quota that has a part of an interface implements the rest trivially, as each method's comment
 // says.
+//
+// Before v1.0.0 the interfaces may change in any minor version: see docs/compatibility.md.
 package store
 
 import (

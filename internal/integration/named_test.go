@@ -26,7 +26,7 @@ func TestNamedReadNoLessThanPresets(t *testing.T) {
 		{name: "Airtable", page: "airtable", preset: providers.Airtable()},
 		{name: "Alchemy", page: "alchemy", preset: providers.Alchemy(), except: []string{"WebSocket"}}, // it reads more
 		{name: "Anthropic", page: "anthropic", preset: providers.Anthropic(1, 1, 1)},
-		{name: "AWS", page: "aws", preset: providers.Provider{Profile: providers.AWSProfile(false)}},
+		{name: "AWS", page: "aws", preset: providers.Provider{Profile: providers.AWSProfile()}},
 		{name: "Azure OpenAI", page: "azureopenai", preset: providers.AzureOpenAI(1, 1)},
 		{name: "Binance Spot", page: "binance", preset: providers.Binance()},
 		{name: "Cloudflare API", page: "cloudflare", preset: providers.Cloudflare()},

@@ -89,7 +89,7 @@ func TestPoolIsAsNewAfterAStormOfCancellations(t *testing.T) {
 			wg.Go(func() { stormChanges(t, p, members) })
 			wg.Wait()
 			for _, p := range []*throttle.Pool{p, q} {
-				if n, _ := p.Status(t.Context()); n != 0 {
+				if n := p.Status(t.Context()).Waiting; n != 0 {
 					t.Errorf("seed %d: %d wait", seed, n)
 				}
 			}

@@ -215,7 +215,7 @@ func TestPoolsPageMembers(t *testing.T) {
 				t.Errorf("%s: %s, then %v; want %s", what, got, err, c.want)
 			}
 		}
-		if p := stats.Snapshot().Policies; len(p) != 1 || p[0].Policy != "chat" {
+		if p := stats.Snapshot(t.Context()).Policies; len(p) != 1 || p[0].Policy != "chat" {
 			t.Errorf("the Stats have %+v, want those of the pool", p)
 		}
 	})

@@ -22,14 +22,55 @@ import (
 
 var update = flag.Bool("update", false, "write the exported API of the published modules into testdata/api")
 
+const root = "../.."
+
+// modules are the published modules, by the names of their files in testdata/api.
+var modules = map[string]string{
+	"throttle": ".", "awsthrottle": "awsthrottle", "grpcthrottle": "grpcthrottle", "otelthrottle": "otelthrottle", "postgres": "postgres",
+	"command": "cmd/throttle",
+}
+
+// unpublished are the modules that nobody imports.
+var unpublished = []string{"bench", "examples/asynq", "examples/river", "page/pagetest", "sdktest", "suites", "tools"}
+
+// TestModules checks that each module of this repository is either published or not, and that each
+// file in testdata/api belongs to a published one.
+func TestModules(t *testing.T) {
+	known := slices.Clone(unpublished)
+	for _, module := range modules {
+		known = append(known, module)
+	}
+	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (d.Name() == "testdata" || len(d.Name()) > 2 && strings.HasPrefix(d.Name(), ".")):
+			return fs.SkipDir
+		case d.Name() != "go.mod":
+			return nil
+		}
+		dir, err := filepath.Rel(root, filepath.Dir(name))
+		if i := slices.Index(known, filepath.ToSlash(dir)); i >= 0 {
+			known = slices.Delete(known, i, i+1)
+		} else {
+			t.Errorf("module %s is neither in modules nor in unpublished: add it to one of them in api_test.go", dir)
+		}
+		return err
+	})
+	if err != nil || len(known) > 0 {
+		t.Errorf("there are no modules %q, %v", known, err)
+	}
+	files, err := os.ReadDir("testdata/api")
+	if err != nil || len(files) != len(modules) {
+		t.Errorf("testdata/api has %d files for %d modules, %v", len(files), len(modules), err)
+	}
+}
+
 // TestAPI compares what the published modules export, without the comments, with testdata/api. The
 // reader of a commit then sees each change of the API.
 func TestAPI(t *testing.T) {
-	const root = "../.."
-	for name, module := range map[string]string{
-		"throttle": ".", "awsthrottle": "awsthrottle", "grpcthrottle": "grpcthrottle", "otelthrottle": "otelthrottle", "postgres": "postgres",
-		"command": "cmd/throttle",
-	} {
+	checked := newChecker(root)
+	for name, module := range modules {
 		t.Run(name, func(t *testing.T) {
 			var got bytes.Buffer
 			for _, dir := range packageDirs(t, filepath.Join(root, module)) {
@@ -37,7 +78,11 @@ func TestAPI(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				writeAPI(t, &got, dir, path.Join(throttle, filepath.ToSlash(importPath)))
+				writeAPI(t, &got, dir, path.Join(throttle, filepath.ToSlash(importPath)), checked)
+			}
+			for _, internal := range internalImports(t, filepath.Join(root, module)) {
+				got.WriteString("// A published version of this module imports an internal package, so later patch versions keep it:\n\n")
+				writeAPI(t, &got, filepath.Join(root, strings.TrimPrefix(internal, throttle)), internal, checked)
 			}
 			golden := filepath.Join("testdata", "api", name+".txt")
 			if *update {
@@ -46,6 +91,118 @@ func TestAPI(t *testing.T) {
 				}
 			}
 			compareLines(t, golden, readFile(t, golden), got.String())
+		})
+	}
+}
+
+// TestAPISeesChanges changes a package and expects another text of its API, or the same one if users do
+// not see the change.
+func TestAPISeesChanges(t *testing.T) {
+	sources := map[string]string{
+		"": `package throttle
+
+import "` + throttle + `/algorithms"
+
+// A Tier is an alias.
+type Tier = algorithms.Tier
+
+const size = 1 << 4
+
+const Size = size
+
+const (
+	First = iota
+	Second
+	Third
+)
+
+type Store interface {
+	Open(key string) error
+}
+
+type hidden struct{ Width int }
+
+func (hidden) Draw() {}
+
+type Policy struct {
+	Name  string
+	Count int
+	hidden
+}
+
+func (p Policy) String() string { return p.Name }
+
+func (p *Policy) reset() {}
+
+type Info struct{ Name string }
+
+func New(p Policy) *Policy { return &p }
+
+var Default = makeDefault()
+
+func makeDefault() int64 { return 1 }
+`,
+		"algorithms": `package algorithms
+
+type Tier struct {
+	Limit int64
+}
+
+func (t Tier) Validate() error { return nil }
+`,
+	}
+	text := func(t *testing.T, from, to string) string {
+		dir, found := t.TempDir(), from == ""
+		var w bytes.Buffer
+		for name, source := range sources {
+			changed := strings.Replace(source, from, to, 1)
+			found = found || changed != source
+			if err := errors.Join(os.MkdirAll(filepath.Join(dir, name), 0o755), os.WriteFile(filepath.Join(dir, name, "p.go"), []byte(changed), 0o644)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !found {
+			t.Fatalf("no source has %q", from)
+		}
+		checked := newChecker(dir)
+		for _, name := range []string{"", "algorithms"} {
+			writeAPI(t, &w, filepath.Join(dir, name), path.Join(throttle, name), checked)
+		}
+		return w.String()
+	}
+	want := text(t, "", "")
+	for _, c := range []struct {
+		name, from, to string
+		unseen         bool
+	}{
+		{name: "a removed method", from: "func (p Policy) String() string { return p.Name }\n"},
+		{name: "another receiver", from: "func (p Policy) String", to: "func (p *Policy) String"},
+		{name: "another type of a field", from: "Count int", to: "Count int64"},
+		{name: "a removed field", from: "\tCount int\n"},
+		{name: "a new method of an interface", from: "Open(key string) error\n", to: "Open(key string) error\n\tClose() error\n"},
+		{name: "an unexported method of an interface", from: "Open(key string) error\n", to: "Open(key string) error\n\tclose() error\n"},
+		{name: "another field of an alias' target", from: "Limit int64", to: "Limit int"},
+		{name: "a removed method of an alias' target", from: "func (t Tier) Validate() error { return nil }\n"},
+		{name: "another target of an alias", from: "type Tier = algorithms.Tier", to: "type Tier = algorithms.Level"},
+		{name: "a type instead of an alias", from: "type Tier = ", to: "type Tier "},
+		{name: "an unexported constant behind an exported one", from: "1 << 4", to: "1 << 5"},
+		{name: "another order of constants", from: "First = iota\n\tSecond", to: "Second = iota\n\tFirst"},
+		{name: "an unexported constant between", from: "First = iota\n", to: "First = iota\n\tbetween\n"},
+		{name: "a struct that can't be compared any more", from: "type Info struct{ Name string", to: "type Info struct{ Name string; no func()"},
+		{name: "a method of an embedded unexported type", from: "func (hidden) Draw", to: "func (hidden) Paint"},
+		{name: "a field of an embedded unexported type", from: "Width int", to: "Width int32"},
+		{name: "another result", from: "*Policy { return &p }", to: "(*Policy, error) { return &p, nil }"},
+		{name: "another type of a variable", from: "makeDefault() int64", to: "makeDefault() int32"},
+		{name: "a new function", from: "func New(", to: "func Old() {}\n\nfunc New("},
+
+		{name: "another body", from: "return p.Name", to: "return p.Name + p.Name", unseen: true},
+		{name: "another comment", from: "is an alias", to: "has another name", unseen: true},
+		{name: "a new unexported method", from: "func (p *Policy) reset() {}", to: "func (p *Policy) set() {}", unseen: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := text(t, c.from, c.to); (got == want) != c.unseen {
+				t.Errorf("the text is\n%s", got)
+			}
 		})
 	}
 }
@@ -77,25 +234,71 @@ func TestPostgresImportsPromisedPackages(t *testing.T) {
 	}
 }
 
-// compareLines reports the first line that differs.
+// compareLines reports what was removed and what was added.
 func compareLines(t *testing.T, golden, want, got string) {
 	t.Helper()
 	if want == got {
 		return
 	}
-	wants, gots := strings.Split(want, "\n"), strings.Split(got, "\n")
-	i := 0
-	for i < min(len(wants), len(gots)) && wants[i] == gots[i] {
-		i++
-	}
-	line := func(lines []string) string {
-		if i < len(lines) {
-			return lines[i]
+	lines := func(text string) map[string]int {
+		n := make(map[string]int)
+		for _, line := range contextLines(text) {
+			n[line]++
 		}
-		return "the end"
+		return n
 	}
-	t.Errorf("the exported API has changed: line %d of %s is\n\t%s\nand would be\n\t%s\nIf this is intended, run the test with -update.",
-		i+1, golden, line(wants), line(gots))
+	wants, gots := lines(want), lines(got)
+	var changes []string
+	for _, line := range contextLines(want) {
+		if gots[line]--; gots[line] < 0 {
+			changes = append(changes, "-\t"+line)
+		}
+	}
+	for _, line := range contextLines(got) {
+		if wants[line]--; wants[line] < 0 {
+			changes = append(changes, "+\t"+line)
+		}
+	}
+	const most = 20
+	more := ""
+	if len(changes) > most {
+		more = fmt.Sprintf("\nand %d more", len(changes)-most)
+		changes = changes[:most]
+	}
+	if len(changes) == 0 {
+		changes = []string{"the order of the declarations"}
+	}
+	t.Errorf(`the exported API differs from %s:
+%s%s
+A removal or a change breaks programs, and so does a new method of an interface that users implement. See
+docs/compatibility.md for what a release may change. If the change is intended, write it down in
+CHANGELOG.md and run
+
+	go test ./internal/published -update`, golden, strings.Join(changes, "\n"), more)
+}
+
+// contextLines returns the lines of a file in testdata/api that say something, each with the package
+// and, within a declaration, its first line.
+func contextLines(text string) (lines []string) {
+	pkg, outer := "", ""
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, "\n")
+		switch trimmed := strings.TrimSpace(line); {
+		case trimmed == "" || trimmed == "}" || trimmed == ")":
+			continue
+		case strings.HasPrefix(line, "package "):
+			pkg = strings.Fields(line)[1] + ": "
+			lines = append(lines, line)
+			continue
+		case !strings.HasPrefix(line, "\t"):
+			outer = strings.TrimRight(line, " {(") + ": "
+			lines = append(lines, pkg+line)
+			continue
+		}
+		// Without the spaces that align a field with its neighbors.
+		lines = append(lines, pkg+outer+strings.Join(strings.Fields(line), " "))
+	}
+	return lines
 }
 
 // packageDirs returns the directories of a module whose packages others can import.
@@ -119,16 +322,36 @@ func packageDirs(t *testing.T, root string) (dirs []string) {
 	return dirs
 }
 
+// internalImports returns the internal packages of the library that the packages of another module
+// import, except the command, which is built with the library that its go.mod names.
+func internalImports(t *testing.T, module string) (imports []string) {
+	t.Helper()
+	if module == root || strings.HasSuffix(filepath.ToSlash(module), "cmd/throttle") {
+		return nil
+	}
+	for _, dir := range packageDirs(t, module) {
+		p, err := buildContext.ImportDir(dir, 0)
+		if err != nil || p.Name == "main" {
+			continue
+		}
+		for _, imported := range p.Imports {
+			if strings.HasPrefix(imported, throttle+"/internal/") {
+				imports = append(imports, imported)
+			}
+		}
+	}
+	slices.Sort(imports)
+	return slices.Compact(imports)
+}
+
 // writeAPI writes the exported declarations of a package on linux/amd64. It writes nothing for a
 // command, and for a directory without a package.
-func writeAPI(t *testing.T, w *bytes.Buffer, dir, importPath string) {
+func writeAPI(t *testing.T, w *bytes.Buffer, dir, importPath string, checked *checker) {
 	t.Helper()
-	context := build.Default
-	context.GOOS, context.GOARCH = "linux", "amd64"
-	p, err := context.ImportDir(dir, 0)
+	p, err := buildContext.ImportDir(dir, 0)
 	var none *build.NoGoError
 	switch {
-	case errors.As(err, &none) || err == nil && (p.Name == "main" || p.Name == ""): // "" if there are only tests
+	case errors.As(err, &none) || err == nil && (p.Name == "main" || len(p.GoFiles) == 0): // 0 if there are only tests
 		return
 	case err != nil:
 		t.Fatal(err)
@@ -169,5 +392,8 @@ func writeAPI(t *testing.T, w *bytes.Buffer, dir, importPath string) {
 		write(typ.Decl)
 		values(typ.Consts, typ.Vars)
 		funcs(typ.Funcs, typ.Methods)
+	}
+	if facts := checked.facts(importPath); facts != "" {
+		fmt.Fprintf(w, "// What the declarations do not show:\n%s\n", facts)
 	}
 }

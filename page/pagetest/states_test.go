@@ -106,7 +106,7 @@ var states = []struct {
 				t.Error(err)
 			}
 		}
-		_, members := p.Status(t.Context())
+		members := p.Status(t.Context()).Members
 		if err := members[2].Member.Limiter.Pause(t.Context(), 10*time.Minute); err != nil {
 			t.Error(err)
 		}

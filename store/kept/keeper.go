@@ -43,6 +43,8 @@
 // within a Horizon behind the first one, up to 256. The locks are held while the values travel to
 // the process and back. If Ahead is not set, each admission is a transaction, which is for files on
 // the same machine.
+//
+// Before v1.0.0 this package may change in any minor version: see docs/compatibility.md.
 package kept
 
 import (
