@@ -84,20 +84,50 @@ func TestUpgrade(t *testing.T) {
 			func(t *testing.T, f func(*testing.T, upgradetest.Process)) {
 				bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
 					s := distributed.New(near(t, m), distributed.Options{})
-					f(t, upgradetest.Process{Store: s, Dump: func() any { return dump(m) }})
+					f(t, upgradetest.Process{Store: s, Dump: func() upgradetest.Values { return dump(m) }})
 				})
 			},
 		)}.Write(t, filepath.Join("testdata", "upgrade", *recordTo+".json"))
 	}
 	upgradetest.Replay(t, filepath.Join("testdata", "upgrade"), func(t *testing.T, s *upgradetest.State, check func(*testing.T, upgradetest.Process)) {
-		var all []keyValue
-		if err := json.Unmarshal(s.Values, &all); err != nil {
-			t.Fatal(err)
-		}
+		all := valuesOf(t, s)
 		bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
 			time.Sleep(time.Until(time.UnixMicro(s.At)))
 			load(m, all)
-			check(t, upgradetest.Process{Store: distributed.New(near(t, m), distributed.Options{}), Dump: func() any { return dump(m) }})
+			check(t, upgradetest.Process{Store: distributed.New(near(t, m), distributed.Options{}), Dump: func() upgradetest.Values { return dump(m) }})
 		})
 	})
+}
+
+func valuesOf(t *testing.T, s *upgradetest.State) (all []keyValue) {
+	t.Helper()
+	if err := json.Unmarshal(s.Values, &all); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// TestNewerFormat checks that this release refuses states of the next format, with an error that says to upgrade, and
+// leaves all keys of the quota as they are.
+func TestNewerFormat(t *testing.T) {
+	for _, s := range upgradetest.Read(t, filepath.Join("testdata", "upgrade", "0ac84d6f.json")).States {
+		switch s.Name {
+		case "sliding_log", "gcra", "nested", "concurrency", "estimates", "pause":
+		default:
+			continue
+		}
+		t.Run(s.Name, func(t *testing.T) {
+			all := valuesOf(t, &s)
+			for i := range all {
+				if v := all[i].String; v != nil {
+					all[i].String = append([]byte("thr7"), v[4:]...)
+				}
+			}
+			bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
+				time.Sleep(time.Until(time.UnixMicro(s.At)))
+				load(m, all)
+				s.CheckNewer(t, upgradetest.Process{Store: distributed.New(near(t, m), distributed.Options{}), Dump: func() upgradetest.Values { return dump(m) }})
+			})
+		})
+	}
 }

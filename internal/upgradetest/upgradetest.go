@@ -21,6 +21,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // A State is what a program left in a store.
@@ -262,8 +263,11 @@ func (s *State) take(t *testing.T, l *throttle.Limiter, free int64) (permits []*
 // A Process is a store of a program that plays, and the copy of its values.
 type Process struct {
 	Store throttle.Store
-	Dump  func() any
+	Dump  func() Values
 }
+
+// Values are what a store keeps, for json.Marshal.
+type Values = any
 
 // A program plays on the store of a process. It fills in what it knows.
 type program struct {
@@ -360,9 +364,50 @@ func Replay(t *testing.T, dir string, load func(t *testing.T, s *State, check fu
 		for _, s := range f.States {
 			for i := range s.Tiers {
 				t.Run(fmt.Sprintf("%s/%s/%d", strings.TrimSuffix(filepath.Base(path), ".json"), s.Name, i), func(t *testing.T) {
+					soak.Sample(t, 6)
 					load(t, &s, func(t *testing.T, p Process) { s.Check(t, p.Store, i, true) })
 				})
 			}
 		}
+	}
+}
+
+// CheckNewer checks that every call fails at once with an error that says to upgrade, and that the store stays as it
+// is: its values are of a release after this one. It runs in virtual time.
+func (s State) CheckNewer(t *testing.T, p Process) {
+	before, err := json.Marshal(p.Dump())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, _ := s.limiter(t, p.Store, 0)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for name, call := range map[string]func() error{
+		"TryAcquire": func() error { _, err := l.TryAcquire(ctx, nil); return err },
+		"Acquire":    func() error { _, err := l.Acquire(ctx, nil); return err },
+		"Status":     func() error { _, err := l.Status(ctx); return err },
+		"Forecast":   func() error { _, err := l.Forecast(ctx, nil); return err },
+		"Explain":    func() error { _, err := l.Explain(ctx, nil); return err },
+		"Pause":      func() error { return l.Pause(ctx, time.Second) },
+		"Resume":     func() error { return l.Resume(ctx) },
+	} {
+		began := time.Now()
+		err := call()
+		if err == nil || !strings.Contains(err.Error(), "newer release") || !strings.Contains(err.Error(), "upgrade this") ||
+			errors.Is(err, throttle.ErrUnavailable) || time.Since(began) > time.Second {
+			t.Errorf("%s: got %v after %v, want an error at once that says to upgrade", name, err, time.Since(began))
+		}
+	}
+	if err := l.SetPolicy(ctx, policy(t, s.Name, append(slices.Clone(s.Tiers[0]), "100/24h;algo=gcra"))); err == nil {
+		_, err = l.TryAcquire(ctx, nil)
+		if err == nil {
+			t.Error("TryAcquire after SetPolicy: got a permit, want an error")
+		}
+	}
+	l.Close()
+	time.Sleep(5 * time.Minute) // for what runs in the background
+	after, err := json.Marshal(p.Dump())
+	if err != nil || string(after) != string(before) {
+		t.Errorf("got the values changed to %s, %v, want %s", after, err, before)
 	}
 }
