@@ -1,6 +1,7 @@
 package kept_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"flag"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/apithrottle/throttle/internal/keptmem"
 	"github.com/apithrottle/throttle/internal/upgradetest"
+	"github.com/apithrottle/throttle/store/kept"
 )
 
 var (
@@ -48,22 +50,53 @@ func TestUpgrade(t *testing.T) {
 		)}.Write(t, filepath.Join("testdata", "upgrade", *recordTo+".json"))
 	}
 	upgradetest.Replay(t, filepath.Join("testdata", "upgrade"), func(t *testing.T, s *upgradetest.State, check func(*testing.T, upgradetest.Process)) {
-		playValues(t, s, check)
+		play(t, s.At, valuesOf(t, s), check)
 	})
 }
 
-// playValues plays on a keeper with the values of a state, at its time.
-func playValues(t *testing.T, s *upgradetest.State, play func(*testing.T, upgradetest.Process)) {
-	var all []namedValue
+func valuesOf(t *testing.T, s *upgradetest.State) (all []namedValue) {
+	t.Helper()
 	if err := json.Unmarshal(s.Values, &all); err != nil {
 		t.Fatal(err)
 	}
+	return all
+}
+
+// play calls f with a process whose keeper has values, at an instant.
+func play(t *testing.T, at int64, all []namedValue, f func(*testing.T, upgradetest.Process)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		fleet := newFleet(t, time.Millisecond)
-		time.Sleep(time.Until(time.UnixMicro(s.At)))
+		time.Sleep(time.Until(time.UnixMicro(at)))
 		for _, v := range all {
 			fleet.server.Put(v.Name, v.Value)
 		}
-		play(t, upgradetest.Process{Store: fleet.stores[0], Dump: func() upgradetest.Values { return dump(fleet.server) }})
+		f(t, upgradetest.Process{Store: fleet.stores[0], Dump: func() upgradetest.Values { return dump(fleet.server) }})
 	})
+}
+
+// TestNewerFormat checks that this release refuses values of a later one, with an error that says to upgrade, and leaves
+// them as they are. A later release has another format, or policies with what this one can't read.
+func TestNewerFormat(t *testing.T) {
+	for _, s := range upgradetest.Read(t, filepath.Join("testdata", "upgrade", "0ac84d6f.json")).States {
+		switch s.Name {
+		case "sliding_log", "gcra", "nested", "concurrency", "estimates", "pause":
+		default:
+			continue
+		}
+		for name, change := range map[string]func(value []byte) []byte{
+			"format": func(value []byte) []byte { value[0]++; return value },
+			"policy": func(value []byte) []byte {
+				return kept.Sign(bytes.Replace(value, []byte(";unit="), []byte(";unix="), 1))
+			},
+		} {
+			t.Run(s.Name+"/"+name, func(t *testing.T) {
+				all := valuesOf(t, &s)
+				for i := range all {
+					all[i].Value = change(all[i].Value)
+				}
+				play(t, s.At, all, func(t *testing.T, p upgradetest.Process) { s.CheckNewer(t, p) })
+			})
+		}
+	}
 }
