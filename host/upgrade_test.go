@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"flag"
 	"io"
 	"os"
@@ -12,14 +13,16 @@ import (
 	"testing/synctest"
 	"time"
 
+	bolt "go.etcd.io/bbolt"
+
 	"github.com/apithrottle/throttle/internal/upgradetest"
 )
 
 var (
 	recordTo = flag.String("record", "", "write testdata/upgrade/NAME.json with the code that is checked out")
 	recordBy = flag.String("commit", "", "the commit that is checked out, and its date")
-	holds    = flag.Bool("holds", true, "the commit has leases")
-	teaches  = flag.Bool("teaches", true, "the commit has Learn and Follow")
+
+	teaches = flag.Bool("teaches", true, "the commit has Learn and Follow")
 )
 
 // TestUpgrade checks that programs go on from the files of earlier releases of them: what was admitted stays charged,
@@ -29,7 +32,7 @@ var (
 //	go test ./host -run TestUpgrade -args -record NAME -commit "HASH, DATE"
 func TestUpgrade(t *testing.T) {
 	if *recordTo != "" {
-		upgradetest.File{Commit: *recordBy, States: upgradetest.Record(t, upgradetest.Options{Holds: *holds, Teaches: *teaches},
+		upgradetest.File{Commit: *recordBy, States: upgradetest.Record(t, upgradetest.Options{Holds: true, Teaches: *teaches},
 			func(t *testing.T, f func(*testing.T, upgradetest.Process)) {
 				path := file(t)
 				synctest.Test(t, func(t *testing.T) {
@@ -82,4 +85,44 @@ func unzip(t *testing.T, s *upgradetest.State) (path string) {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// TestNewerFormat checks that this release refuses quotas of the next format, with an error that says to upgrade, and
+// leaves the file as it is.
+func TestNewerFormat(t *testing.T) {
+	for _, s := range upgradetest.Read(t, filepath.Join("testdata", "upgrade", "0ac84d6f.json")).States {
+		switch s.Name {
+		case "sliding_log", "nested", "concurrency", "pause":
+		default:
+			continue
+		}
+		t.Run(s.Name, func(t *testing.T) {
+			path := unzip(t, &s)
+			db, err := bolt.Open(path, 0o600, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = db.Update(func(tx *bolt.Tx) error {
+				quotas := tx.Bucket([]byte("throttle"))
+				newer := make(map[string][]byte)
+				err := quotas.ForEach(func(k, v []byte) error {
+					v = bytes.Clone(v)
+					v[0] = 4
+					newer[string(k)] = v
+					return nil
+				})
+				for k, v := range newer {
+					err = errors.Join(err, quotas.Put([]byte(k), v))
+				}
+				return err
+			})
+			if err = errors.Join(err, db.Close()); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Test(t, func(t *testing.T) {
+				time.Sleep(time.Until(time.UnixMicro(s.At)))
+				s.CheckNewer(t, upgradetest.Process{Store: openFile(t, path), Dump: func() upgradetest.Values { return zip(t, path) }})
+			})
+		})
+	}
 }
