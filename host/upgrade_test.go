@@ -21,8 +21,7 @@ import (
 var (
 	recordTo = flag.String("record", "", "write testdata/upgrade/NAME.json with the code that is checked out")
 	recordBy = flag.String("commit", "", "the commit that is checked out, and its date")
-
-	teaches = flag.Bool("teaches", true, "the commit has Learn and Follow")
+	teaches  = flag.Bool("teaches", true, "the commit has Learn and Follow")
 )
 
 // TestUpgrade checks that programs go on from the files of earlier releases of them: what was admitted stays charged,
