@@ -80,7 +80,7 @@ func load(m *miniredis.Miniredis, all []keyValue) {
 //	go test ./distributed -run TestUpgrade -args -record NAME -commit "HASH, DATE"
 func TestUpgrade(t *testing.T) {
 	if *recordTo != "" {
-		upgradetest.File{Commit: *recordBy, States: upgradetest.Record(t, upgradetest.Options{Holds: true, Teaches: true},
+		upgradetest.File{Commit: *recordBy, States: upgradetest.Record(t, upgradetest.Options{Ahead: true, Holds: true, Teaches: true},
 			func(t *testing.T, f func(*testing.T, upgradetest.Process)) {
 				bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
 					s := distributed.New(near(t, m), distributed.Options{})

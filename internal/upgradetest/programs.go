@@ -1,6 +1,7 @@
 package upgradetest
 
 import (
+	"context"
 	"net/http"
 	"strings"
 	"testing"
@@ -68,6 +69,10 @@ func programs() (all []program) {
 				}
 				time.Sleep(settled)
 			},
+		},
+		{
+			name: "waiting", tiers: [][]string{{"5/min;algo=fixed_window"}},
+			calls: "five requests arrive and end, and a caller waits, which is admitted 100 ms after the values were copied", play: waiting,
 		},
 		{
 			name: "pause", tiers: [][]string{{"10/h"}}, calls: "seven requests arrive and end, then Pause for 40 m",
@@ -143,6 +148,20 @@ func pauseFor(s *State) time.Duration {
 func seven(t testing.TB, s *State, all []*throttle.Limiter) {
 	pass(s.admit(t, all[0], 7, nil))
 	time.Sleep(settled)
+}
+
+func waiting(t testing.TB, s *State, all []*throttle.Limiter) {
+	pass(s.admit(t, all[0], 5, nil))
+	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- all[0].Wait(ctx) }()
+	time.Sleep(time.Until(time.Now().Truncate(time.Minute).Add(time.Minute - 100*time.Millisecond)))
+	s.copy(t)
+	if err := <-done; err != nil {
+		t.Fatalf("%s: %v", s.Name, err)
+	}
+	s.Reserved = 1
 }
 
 // A namer is an API whose responses name a limit.

@@ -42,6 +42,9 @@ type State struct {
 	Admitted map[string]int64 `json:"admitted"`
 	// Open is the number of requests that had not ended. If zero, all had.
 	Open int64 `json:"open,omitempty"`
+	// Reserved is the number of callers that had a reservation in the next window, and were then admitted. If zero, none
+	// had.
+	Reserved int64 `json:"reserved,omitempty"`
 	// Closed is the end of a pause or ban in Unix µs. If zero, there was none.
 	Closed int64 `json:"closed,omitempty"`
 	// Banned reports that it is a ban.
@@ -50,6 +53,8 @@ type State struct {
 	Limits []int64 `json:"limits,omitempty"`
 	// Values are those of the store.
 	Values json.RawMessage `json:"values"`
+
+	dump func() Values // while it is recorded
 }
 
 // A File is what a commit recorded.
@@ -134,7 +139,9 @@ func (s State) Check(t *testing.T, quotas throttle.Store, i int, virtual bool) {
 		pass(s.admit(t, l, 1, nil)) // goes first, and the others wait for its response
 		time.Sleep(time.Second)
 	}
-	s.checkUsed(t, l)
+	if s.Reserved == 0 { // which counts, too
+		s.checkUsed(t, l)
+	}
 	admitted := s.take(t, l, s.free(t, l))
 	if s.Outer != nil {
 		if p := s.take(t, outer, 0); len(p) > 0 {
@@ -143,6 +150,11 @@ func (s State) Check(t *testing.T, quotas throttle.Store, i int, virtual bool) {
 	}
 	if !virtual {
 		return
+	}
+	if s.Reserved > 0 { // the earlier program admits them without another call
+		window := tiers(t, l)[0].Tier.Window
+		time.Sleep(time.Until(time.Now().Truncate(window).Add(window + time.Second)))
+		admitted = append(admitted, s.take(t, l, tiers(t, l)[0].Tier.Limit-s.Reserved)...)
 	}
 	for _, p := range admitted {
 		p.Release()
@@ -284,6 +296,8 @@ type program struct {
 
 // Options are what the recorded release can do.
 type Options struct {
+	// Ahead reports that the store reserves times to come.
+	Ahead bool
 	// Holds reports that the store has leases, for permits and estimates.
 	Holds bool
 	// Teaches reports that tiers may have Learn and Follow.
@@ -314,16 +328,28 @@ func Record(t *testing.T, o Options, play func(t *testing.T, f func(t *testing.T
 				l, _ := s.limiter(t, process.Store, i)
 				all = append(all, l)
 			}
+			s.dump = process.Dump
 			p.play(t, &s, all)
-			values, err := json.Marshal(process.Dump())
-			if err != nil {
-				t.Fatal(err)
+			if s.Values == nil {
+				s.copy(t)
 			}
-			s.Values, s.At = values, time.Now().UnixMicro()
+			if !o.Ahead {
+				s.Reserved = 0
+			}
 			states = append(states, s)
 		})
 	}
 	return states
+}
+
+// copy copies the values of the store.
+func (s *State) copy(t testing.TB) {
+	t.Helper()
+	values, err := json.Marshal(s.dump())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Values, s.At = values, time.Now().UnixMicro()
 }
 
 // admit acquires permits one by one and counts them.

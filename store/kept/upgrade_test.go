@@ -40,7 +40,7 @@ func dump(s *keptmem.Server) (all []namedValue) {
 //	go test ./store/kept -run TestUpgrade -args -record NAME -commit "HASH, DATE"
 func TestUpgrade(t *testing.T) {
 	if *recordTo != "" {
-		upgradetest.File{Commit: *recordBy, States: upgradetest.Record(t, upgradetest.Options{Holds: true, Teaches: *teaches},
+		upgradetest.File{Commit: *recordBy, States: upgradetest.Record(t, upgradetest.Options{Ahead: true, Holds: true, Teaches: *teaches},
 			func(t *testing.T, f func(*testing.T, upgradetest.Process)) {
 				synctest.Test(t, func(t *testing.T) {
 					fleet := newFleet(t, time.Millisecond)
