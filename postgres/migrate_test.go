@@ -58,6 +58,25 @@ func TestSchemaMayRunAgain(t *testing.T) {
 	}
 }
 
+// A table of a later version that still has the columns of this one is used and left as it is.
+func TestMigrateLeavesLaterTableAlone(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Shared(t)
+	k := migrated(t, db.URL(), Options{})
+	mustPut(t, k, "a", "x")
+	db.Exec("ALTER TABLE throttle_quota ADD COLUMN owner text NOT NULL DEFAULT 'none'; COMMENT ON TABLE throttle_quota IS 'schema 2'")
+	if err := Migrate(t.Context(), k.pool, Options{Timeout: patient}); err != nil {
+		t.Error(err)
+	}
+	mustPut(t, k, "b", "y")
+	if got := get(t, k, "a") + get(t, k, "b"); got != "xy" {
+		t.Errorf("got the values %s, want xy", got)
+	}
+	if got := db.Exec("SELECT obj_description('throttle_quota'::regclass) || ' ' || string_agg(owner, ' ') FROM throttle_quota"); got != "schema 2 none none" {
+		t.Errorf("got the table %q, want schema 2", got)
+	}
+}
+
 func TestTableOfAnotherProgramIsRefused(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Shared(t)

@@ -147,8 +147,8 @@ func TestNewerStateIsLeftAlone(t *testing.T) {
 	if err := l.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	const newer = `\x7f0102`
-	db.Exec("UPDATE throttle_quota SET state = '" + newer + "'")
+	db.Exec("UPDATE throttle_quota SET state = set_byte(state, 0, get_byte(state, 0) + 1)") // the next format
+	newer := db.Exec("SELECT state FROM throttle_quota")
 	began := time.Now()
 	for what, err := range map[string]error{"Wait": l.Wait(t.Context()), "Pause": l.Pause(t.Context(), time.Second), "Resume": l.Resume(t.Context())} {
 		if wantError(t, err, "newer release", false); time.Since(began) > patient/2 {

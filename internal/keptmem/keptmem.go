@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -98,6 +99,16 @@ func (s *Server) Value(name []byte) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.values[string(name)]
+}
+
+// Names returns the names of all values, in their order.
+func (s *Server) Names() (names [][]byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(s.values)) {
+		names = append(names, []byte(name))
+	}
+	return names
 }
 
 // Put sets the value of a name.

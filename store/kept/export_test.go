@@ -30,6 +30,12 @@ func sign(b []byte) {
 	}
 }
 
+// Sign makes the checksum of a value right, and returns the value.
+func Sign(b []byte) []byte {
+	sign(b)
+	return b
+}
+
 // Entries returns of how many keys the store knows something.
 func (s *Store) Entries() int {
 	s.mu.Lock()

@@ -172,8 +172,11 @@ func parse(b []byte) (s state, err error) {
 		return s, ErrNewer
 	case len(b) > headLen && b[0] == format:
 		data := b[:len(b)-4]
-		if binary.BigEndian.Uint32(b[len(data):]) != crc32.Checksum(data, crcTable) || !s.readAll(data[1:]) {
+		if binary.BigEndian.Uint32(b[len(data):]) != crc32.Checksum(data, crcTable) {
 			return state{}, ErrUnsound
+		}
+		if err := s.readAll(data[1:]); err != nil {
+			return state{}, err
 		}
 		return s, nil
 	case len(b) < headLen || b[0] == 0 || binary.BigEndian.Uint32(b[1:]) != crc32.Checksum(b[headLen:], crcTable):
@@ -199,8 +202,8 @@ func (s *state) setFlags(flags int64) {
 	s.pause.Probe, s.pause.Probing = flags&probe > 0, flags&probing > 0
 }
 
-// readAll reads a state in format 3, and reports whether it is sound.
-func (s *state) readAll(data []byte) bool {
+// readAll reads a state in format 3.
+func (s *state) readAll(data []byte) error {
 	r := reader{data: data}
 	for range r.count() {
 		s.ledgers = append(s.ledgers, record{text: string(r.bytes())})
@@ -216,16 +219,22 @@ func (s *state) readAll(data []byte) bool {
 		s.ledgers[i].used = s.last - r.number()
 		s.ledgers[i].data = r.bytes()
 	}
+	if r.bad || len(s.ledgers) == 0 {
+		return ErrUnsound
+	}
 	units, err := s.units()
-	if r.bad || len(s.ledgers) == 0 || err != nil {
-		return false
+	if err != nil {
+		return err
 	}
 	for i := range s.ledgers {
 		s.ledgers[i].data = expand(s.ledgers[i].plan, s.ledgers[i].data)
 	}
 	s.book = r.book(len(units), s.last)
 	s.owners = r.owners(len(units), s.last)
-	return !r.bad && len(r.data) == 0 && nameOwners(s.book, s.owners)
+	if r.bad || len(r.data) > 0 || !nameOwners(s.book, s.owners) {
+		return ErrUnsound
+	}
+	return nil
 }
 
 // A reader decodes a value. After an error it is bad and returns zeros.
@@ -340,11 +349,12 @@ func parsePlan(text string) (*algorithms.Plan, error) {
 	return p, err
 }
 
-// decidedBy returns the plan of the ledger.
+// decidedBy returns the plan of the ledger. The checksum of the value is right, so what this release cannot read in the
+// plan is no damage: a later release wrote it.
 func (r *record) decidedBy() (_ *algorithms.Plan, err error) {
 	if r.plan == nil {
 		if r.plan, err = parsePlan(r.text); err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrUnsound, err)
+			return nil, fmt.Errorf("%w: its policy is %q: %w", ErrNewer, r.text, err)
 		}
 	}
 	return r.plan, nil

@@ -1,0 +1,127 @@
+package host_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"flag"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/apithrottle/throttle/internal/upgradetest"
+)
+
+var (
+	recordTo = flag.String("record", "", "write testdata/upgrade/NAME.json with the code that is checked out")
+	recordBy = flag.String("commit", "", "the commit that is checked out, and its date")
+	teaches  = flag.Bool("teaches", true, "the commit has Learn and Follow")
+)
+
+// TestUpgrade checks that programs go on from the files of earlier releases of them: what was admitted stays charged,
+// pauses hold, permits stay open, and limits that responses taught stay. Each file of testdata/upgrade is of one commit;
+// in it are compressed files of quotas. To record one, see package upgradetest:
+//
+//	go test ./host -run TestUpgrade -args -record NAME -commit "HASH, DATE"
+func TestUpgrade(t *testing.T) {
+	if *recordTo != "" {
+		upgradetest.File{Commit: *recordBy, States: upgradetest.Record(t, upgradetest.Options{Holds: true, Teaches: *teaches},
+			func(t *testing.T, f func(*testing.T, upgradetest.Process)) {
+				path := file(t)
+				synctest.Test(t, func(t *testing.T) {
+					f(t, upgradetest.Process{Store: openFile(t, path), Dump: func() upgradetest.Values { return zip(t, path) }})
+					time.Sleep(5 * time.Minute)
+				})
+			},
+		)}.Write(t, filepath.Join("testdata", "upgrade", *recordTo+".json"))
+	}
+	upgradetest.Replay(t, filepath.Join("testdata", "upgrade"), func(t *testing.T, s *upgradetest.State, check func(*testing.T, upgradetest.Process)) {
+		path := unzip(t, s)
+		synctest.Test(t, func(t *testing.T) {
+			time.Sleep(time.Until(time.UnixMicro(s.At)))
+			check(t, upgradetest.Process{Store: openFile(t, path), Dump: func() upgradetest.Values { return zip(t, path) }})
+			time.Sleep(5 * time.Minute)
+		})
+	})
+}
+
+// zip returns a compressed file.
+func zip(t *testing.T, path string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	w, _ := gzip.NewWriterLevel(&b, gzip.BestCompression)
+	_, _ = w.Write(content)
+	_ = w.Close()
+	return b.Bytes()
+}
+
+// unzip writes the file of a state.
+func unzip(t *testing.T, s *upgradetest.State) (path string) {
+	t.Helper()
+	path = file(t)
+	var b, content []byte
+	err := json.Unmarshal(s.Values, &b)
+	if err == nil {
+		var r *gzip.Reader
+		if r, err = gzip.NewReader(bytes.NewReader(b)); err == nil {
+			content, err = io.ReadAll(r)
+		}
+	}
+	if err == nil {
+		err = os.WriteFile(path, content, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestNewerFormat checks that this release refuses quotas of the next format, with an error that says to upgrade, and
+// leaves the file as it is.
+func TestNewerFormat(t *testing.T) {
+	for _, s := range upgradetest.Read(t, filepath.Join("testdata", "upgrade", "0ac84d6f.json")).States {
+		switch s.Name {
+		case "sliding_log", "nested", "concurrency", "pause":
+		default:
+			continue
+		}
+		t.Run(s.Name, func(t *testing.T) {
+			path := unzip(t, &s)
+			db, err := bolt.Open(path, 0o600, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = db.Update(func(tx *bolt.Tx) error {
+				quotas := tx.Bucket([]byte("throttle"))
+				newer := make(map[string][]byte)
+				err := quotas.ForEach(func(k, v []byte) error {
+					v = bytes.Clone(v)
+					v[0] = 4
+					newer[string(k)] = v
+					return nil
+				})
+				for k, v := range newer {
+					err = errors.Join(err, quotas.Put([]byte(k), v))
+				}
+				return err
+			})
+			if err = errors.Join(err, db.Close()); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Test(t, func(t *testing.T) {
+				time.Sleep(time.Until(time.UnixMicro(s.At)))
+				s.CheckNewer(t, upgradetest.Process{Store: openFile(t, path), Dump: func() upgradetest.Values { return zip(t, path) }})
+			})
+		})
+	}
+}
