@@ -26,7 +26,7 @@ BESIDE = awsthrottle grpcthrottle otelthrottle postgres cmd/throttle
 # The other modules, except suites and page/pagetest, which have targets of their own.
 MODULES = $(BESIDE) sdktest examples/river examples/asynq bench
 
-.PHONY: all test test-library test-command check race soak valkey modules test32 stress redis postgres lint dist dist-check bench fidelity laws fuzz example suites page
+.PHONY: all test test-library test-command check race soak valkey modules test32 stress redis postgres lint dist dist-check bench fidelity laws fuzz example suites page soak-hour
 
 all: lint test
 
@@ -185,3 +185,8 @@ page:
 # example sends a batch to a copy of a provider that runs in the same process.
 example:
 	go run ./examples/coinbase $(EXAMPLEFLAGS)
+
+# soak-hour plays an hour of faults in real time: processes, a redis-server and a provider of its own.
+# SOAKHOURFLAGS="-for 3m -every 6s" is shorter and busier.
+soak-hour: redis
+	go run ./internal/soakhour $(SOAKHOURFLAGS)

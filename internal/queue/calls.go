@@ -68,8 +68,12 @@ func (c *calls) fail(err error, now time.Time) {
 	c.err, c.retryAt, c.repliedAt = err, now.Add(retryStore), now
 }
 
-// wait notes that a waiter has to wait, by the reply to its request.
+// wait notes that a waiter has to wait, by the reply to its request. Of several in one reply the first
+// asks again, and the others are behind it.
 func (c *calls) wait(w *waiter, d store.Decision, now time.Time) {
+	if !c.retryAt.IsZero() {
+		return
+	}
 	c.retry, c.retryAt, c.readyAt, c.decider = w, now.Add(d.Wait), now.Add(d.Ready), max(0, d.Tier+1)
 }
 

@@ -89,6 +89,36 @@ func TestReserverLateReply(t *testing.T) {
 	})
 }
 
+// TestReserverPausesAll tests that the queue asks at the end of a pause and not before, if the reply has
+// the pause for each of the requests.
+func TestReserverPausesAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := new(reserver)
+		q := New(complete(Config{Quota: quota}))
+		pause := func(n int) []store.Decision {
+			return slices.Repeat([]store.Decision{{Verdict: store.Later, Tier: -1, Wait: sec}}, n)
+		}
+		for range 3 {
+			join(q, ticket())
+		}
+		quota.next(t).done(pause(1), nil)
+		time.Sleep(sec)
+		for range 2 {
+			question := quota.next(t)
+			if len(question.requests) != 3 {
+				t.Fatalf("Reserve was called for %d requests, want 3", len(question.requests))
+			}
+			question.done(pause(3), nil)
+			if time.Sleep(sec - 1); quota.unanswered() != 0 {
+				t.Fatal("the queue asks again before the pause has passed")
+			}
+			time.Sleep(time.Nanosecond)
+		}
+		question := quota.next(t)
+		question.done(quota.at(question, 0, 0, 0), nil)
+	})
+}
+
 // TestReserverPartial tests that the queue asks again at once for requests without a decision, and
 // that an error refuses the callers.
 func TestReserverPartial(t *testing.T) {
