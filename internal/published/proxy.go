@@ -44,9 +44,10 @@ func (p Proxy) Env(cache string, others ...string) []string {
 }
 
 // isolated are settings of a go command and a git that neither depend on this machine's nor ask for checksums. With
-// -trimpath, what one of these commands compiled is in the build cache for the next one.
+// -trimpath, what one of these commands compiled is in the build cache for the next one. GONOPROXY is empty because
+// any other value makes "go get" of a nested module fail once the module above is in the module cache.
 var isolated = []string{
-	"GOWORK=off", "GONOPROXY=none", "GOSUMDB=off", "GOTOOLCHAIN=local", "GOFLAGS=-modcacherw -trimpath",
+	"GOENV=off", "GOPRIVATE=", "GONOPROXY=", "GOWORK=off", "GOSUMDB=off", "GOTOOLCHAIN=local", "GOFLAGS=-modcacherw -trimpath",
 	"GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_NOSYSTEM=1",
 }
 

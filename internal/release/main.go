@@ -451,9 +451,12 @@ func (r *release) use(m module, env []string) error {
 	goes("mod", "init", "example.com/user")
 	goes("get", at)
 	goes("build", m.path())
-	if !strings.HasPrefix(m.dir, "cmd/") || err != nil {
-		fmt.Fprintf(r.w, "ok  go get %s\n", at)
+	if err != nil {
 		return err
+	}
+	if !strings.HasPrefix(m.dir, "cmd/") {
+		fmt.Fprintf(r.w, "ok  go get %s\n", at)
+		return nil
 	}
 	goes("install", at)
 	ran := goes("run", at, "version")
