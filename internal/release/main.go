@@ -74,16 +74,9 @@ func run(w io.Writer, root, version, mode string) error {
 	if _, err := published.Git(r.temp, "clone", "-q", root, r.clone); err != nil {
 		return err
 	}
-	downloads, err := published.Downloads()
-	if err != nil {
+	if r.others, err = others(root); err != nil {
 		return err
 	}
-	proxy, err := published.Run(root, nil, "go", "env", "GOPROXY")
-	if err != nil {
-		return err
-	}
-	r.others = []string{downloads, proxy}
-
 	changed, err := r.prepare(mode)
 	if err != nil {
 		return err
@@ -108,6 +101,16 @@ func run(w io.Writer, root, version, mode string) error {
 	}
 	r.printSteps(mode, len(changed) > 0)
 	return nil
+}
+
+// others returns the proxies that have other people's modules.
+func others(root string) ([]string, error) {
+	downloads, err := published.Downloads()
+	if err != nil {
+		return nil, err
+	}
+	ordinary, err := published.Run(root, nil, "go", "env", "GOPROXY")
+	return []string{downloads, ordinary}, err
 }
 
 var (
@@ -293,14 +296,10 @@ func (r *release) tidy(m module, env []string, mode string) error {
 	return nil
 }
 
-// newProxy returns an empty proxy, and the environment of its user.
+// newProxy returns an empty proxy, and the environment of a maintainer who uses it.
 func (r *release) newProxy(name string) (p published.Proxy, env []string, err error) {
 	p = published.Proxy{Clone: r.clone, Cache: filepath.Join(r.temp, name)}
-	cache := p.Cache + ".user"
-	if err := errors.Join(os.Mkdir(p.Cache, 0o755), os.Mkdir(cache, 0o755)); err != nil {
-		return p, nil, err
-	}
-	return p, p.Env(cache, r.others...), nil
+	return p, p.Env(filepath.Join(r.temp, "maintainer"), r.others...), os.Mkdir(p.Cache, 0o755)
 }
 
 // copyBack writes changed files of the clone to the tree of the maintainer.
@@ -334,14 +333,10 @@ func (r *release) prove() error {
 	if err != nil {
 		return err
 	}
-	gorelease, err := published.Run(filepath.Join(r.clone, "tools"), []string{"GOWORK=off"}, "go", "tool", "-n", "gorelease")
-	if err != nil {
-		return err
-	}
 	stranger := p.Env(filepath.Join(r.temp, "stranger"), r.others...)
 	var sums []string // lines of the go.sum of a module that requires the earlier ones
 	for _, m := range r.modules {
-		if err := r.compare(m, gorelease, p, env); err != nil {
+		if err := r.compare(m, p, env); err != nil {
 			return err
 		}
 		if err := r.proveSums(m, env, sums); err != nil {
@@ -396,27 +391,29 @@ func (r *release) proveSums(m module, env, sums []string) error {
 
 // compare runs gorelease, which compares the module with its last release, if there is one. It must not find the new
 // version in the proxy.
-func (r *release) compare(m module, gorelease string, p published.Proxy, env []string) error {
-	tags, err := published.Git(r.clone, "-c", "versionsort.suffix=-", "tag", "--merged", "HEAD", "--sort=-version:refname", "--list", m.name("v*"))
+func (r *release) compare(m module, p published.Proxy, env []string) error {
+	tags, err := published.Git(r.clone, "tag", "--merged", "HEAD", "--sort=-version:refname", "--list", m.name("v*"))
 	if err != nil {
 		return err
 	}
-	base := "none"
 	for _, tag := range strings.Fields(tags) {
-		version := strings.TrimPrefix(tag, strings.TrimSuffix(m.name("v"), "v"))
-		if versionText.MatchString(version) && version != r.version && !strings.Contains(version, "-") {
-			base = version
-			if _, err := p.Add(m.path(), base); err != nil {
-				return err
-			}
-			break
+		base := tag[len(m.name("")):]
+		if base == r.version || !versionText.MatchString(base) || strings.Contains(base, "-") {
+			continue
 		}
-	}
-	out, err := published.Run(filepath.Join(r.clone, m.dir), env, gorelease, "-base="+base, "-version="+r.version)
-	if err != nil {
+		if _, err := p.Add(m.path(), base); err != nil {
+			return err
+		}
+		tool, err := published.Run(filepath.Join(r.clone, "tools"), []string{"GOWORK=off"}, "go", "tool", "-n", "gorelease")
+		if err != nil {
+			return err
+		}
+		out, err := published.Run(filepath.Join(r.clone, m.dir), env, tool, "-base="+base, "-version="+r.version)
+		if err == nil {
+			fmt.Fprintf(r.w, "gorelease of %s since %s:\n%s\n", m.path(), base, out)
+		}
 		return err
 	}
-	fmt.Fprintf(r.w, "gorelease: %s since %s\n%s\n", m.path(), base, out)
 	return nil
 }
 
