@@ -23,6 +23,11 @@ func TestRehearsal(t *testing.T) {
 		must(t, published.CopyTree("../..", dir))
 		must(t, published.Commit(dir))
 	}
+	for _, setting := range []string{"user.name=release", "user.email=release@example.com", "tag.gpgSign=false"} {
+		name, value, _ := strings.Cut(setting, "=")
+		_, err := published.Git(dir, "config", name, value)
+		must(t, err)
+	}
 	release := func(version string) {
 		t.Helper()
 		for _, mode := range []string{prepare, ""} {
