@@ -30,7 +30,10 @@ func TestReadme(t *testing.T) {
 		t.Fatal(err)
 	}
 	commands := commandsOf(string(text))
-	r := &reader{T: t, clone: copyOfTree(t), bin: t.TempDir(), state: t.TempDir(), user: published.NewUser(t, "v0.1.1")}
+	r := &reader{T: t, clone: t.TempDir(), bin: t.TempDir(), state: t.TempDir(), user: published.NewUser(t, "v0.1.1")}
+	if err := published.CopyTree(root, r.clone); err != nil {
+		t.Fatal(err)
+	}
 	r.user.Go("mod", "init", "example.com/user")
 	for _, c := range commands {
 		r.run(c)
@@ -163,33 +166,4 @@ func (r *reader) proxy(command string) {
 		}
 	}
 	r.Errorf("%s ends: %v\n%s", command, cmd.Wait(), strings.Join(lines, "\n"))
-}
-
-// copyOfTree returns a copy of the files that a clone has, as they are now.
-func copyOfTree(t *testing.T) string {
-	t.Helper()
-	list := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-	list.Dir = root
-	names, err := list.Output()
-	if err != nil {
-		t.Fatalf("the tree is no clone: %v", err)
-	}
-	dir := t.TempDir()
-	for _, name := range strings.Split(strings.TrimSuffix(string(names), "\x00"), "\x00") {
-		text, err := os.ReadFile(filepath.Join(root, name))
-		if os.IsNotExist(err) {
-			continue // deleted since the last commit
-		}
-		to := filepath.Join(dir, name)
-		if err == nil {
-			err = os.MkdirAll(filepath.Dir(to), 0o755)
-		}
-		if err == nil {
-			err = os.WriteFile(to, text, 0o755)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	return dir
 }

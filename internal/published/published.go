@@ -3,16 +3,10 @@
 package published
 
 import (
-	"archive/zip"
-	"bytes"
 	"cmp"
-	"io/fs"
-	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -36,9 +30,14 @@ func Check(t *testing.T) {
 	if err := os.Remove(filepath.Join(u.Dir, "go.work")); err != nil {
 		t.Fatal(err)
 	}
+	// Since the last release, throttle has changed: its sums are none of this tree's.
+	had := ourSums.ReplaceAllString(readFile(t, "go.sum"), "")
+	if err := os.WriteFile(filepath.Join(u.Dir, "go.sum"), []byte(had), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	u.Go("list", "-deps", "-test", "./...")
 
-	had, has := readFile(t, "go.sum"), readFile(t, filepath.Join(u.Dir, "go.sum"))
+	has := readFile(t, filepath.Join(u.Dir, "go.sum"))
 	for line := range strings.Lines(has) {
 		if !strings.HasPrefix(line, throttle) && !strings.Contains(had, line) {
 			t.Errorf("go.sum lacks %s", line)
@@ -48,6 +47,9 @@ func Check(t *testing.T) {
 		t.Errorf("go.mod is not tidy. It becomes\n%s", got)
 	}
 }
+
+// ourSums matches the lines of a go.sum that are about this repository.
+var ourSums = regexp.MustCompile(`(?m)^` + throttle + `[/ ].*\n`)
 
 // A User has the go command and no clone of this repository.
 type User struct {
@@ -66,86 +68,52 @@ func NewUser(t *testing.T, version string) *User {
 	soak.Long(t, "compiles everything anew, from a module proxy")
 	mod := readFile(t, "go.mod")
 	path, _, _ := strings.Cut(strings.TrimPrefix(mod, "module "), "\n")
-	required := ours.FindAllStringSubmatch(mod, -1)
-	if len(required) == 0 || strings.Contains(mod, "replace") {
+	versions := ours.FindAllStringSubmatch(mod, -1)
+	if len(versions) == 0 || strings.Contains(mod, "replace") {
 		t.Fatalf("go.mod must require a version of throttle, and must not replace it:\n%s", mod)
 	}
-	proxy := t.TempDir()
-	for _, m := range required {
-		publish(t, proxy, m[1], run(t, ".", nil, "list", "-m", "-f", "{{.Dir}}", m[1]), m[2])
-	}
 	if version != "" {
-		publish(t, proxy, path, ".", version)
+		versions = append(versions, []string{"", path, version})
+	}
+	p := Proxy{Clone: t.TempDir(), Cache: t.TempDir()}
+	root, err := Run(".", nil, "git", "rev-parse", "--show-toplevel")
+	others, downloads := Downloads()
+	if err := cmp.Or(err, downloads, CopyTree(root, p.Clone), Commit(p.Clone)); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range versions {
+		tag := strings.TrimPrefix(strings.TrimPrefix(v[1], throttle)+"/"+v[2], "/")
+		if _, err := Git(p.Clone, "tag", tag); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.Add(v[1], v[2]); err != nil {
+			t.Fatal(err)
+		}
 	}
 	u := &User{Dir: t.TempDir(), Bin: t.TempDir(), t: t}
-	downloads := run(t, ".", nil, "env", "GOMODCACHE") + "/cache/download"
-	u.env = []string{
-		"GOPROXY=" + fileURL(proxy) + "," + fileURL(downloads), "GOMODCACHE=" + t.TempDir(), "GOBIN=" + u.Bin,
-		// With -trimpath, what a test compiled is in the build cache for the next one.
-		"GOWORK=off", "GOSUMDB=off", "GOTOOLCHAIN=local", "GOFLAGS=-mod=mod -modcacherw -trimpath",
-	}
+	u.env = append(p.Env(t.TempDir(), others), "GOBIN="+u.Bin, "GOFLAGS=-mod=mod -modcacherw -trimpath")
 	return u
 }
 
 // Go runs the go command and returns what it writes to its standard output.
 func (u *User) Go(args ...string) string {
 	u.t.Helper()
-	return run(u.t, u.Dir, u.env, args...)
+	return u.run("go", args...)
 }
 
 // Shell runs a command line and returns what it writes to its standard output.
 func (u *User) Shell(command string) string {
 	u.t.Helper()
-	return runCommand(u.t, u.Dir, u.env, "sh", "-c", command)
+	return u.run("sh", "-c", command)
 }
 
-// publish writes a version of the module in a directory to a proxy.
-func publish(t *testing.T, proxy, module, root, version string) {
-	t.Helper()
-	dir := filepath.Join(proxy, filepath.FromSlash(module), "@v")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for name, text := range map[string]string{
-		"list": version + "\n", version + ".info": `{"Version":"` + version + `"}`, version + ".mod": readFile(t, filepath.Join(root, "go.mod")),
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	file, err := os.Create(filepath.Join(dir, version+".zip"))
+func (u *User) run(name string, args ...string) string {
+	u.t.Helper()
+	out, err := Run(u.Dir, u.env, name, args...)
 	if err != nil {
-		t.Fatal(err)
+		u.t.Fatal(err)
 	}
-	defer file.Close()
-	archive := zip.NewWriter(file)
-	err = fs.WalkDir(os.DirFS(root), ".", func(name string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir():
-			_, err := os.Stat(filepath.Join(root, name, "go.mod"))
-			if name != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" || err == nil) {
-				return fs.SkipDir // no package that a user builds, or another module
-			}
-			return nil
-		case !d.Type().IsRegular() || strings.HasPrefix(name, "go.work"):
-			return nil
-		}
-		w, err := archive.Create(module + "@" + version + "/" + name)
-		if err != nil {
-			return err
-		}
-		text, err := os.ReadFile(filepath.Join(root, name))
-		if err != nil {
-			return err
-		}
-		_, err = w.Write(text)
-		return err
-	})
-	if err := cmp.Or(err, archive.Close()); err != nil {
-		t.Fatal(err)
-	}
+	return out
 }
 
 func readFile(t *testing.T, name string) string {
@@ -155,30 +123,4 @@ func readFile(t *testing.T, name string) string {
 		t.Fatal(err)
 	}
 	return string(text)
-}
-
-func run(t *testing.T, dir string, env []string, args ...string) string {
-	t.Helper()
-	return runCommand(t, dir, env, "go", args...)
-}
-
-func runCommand(t *testing.T, dir string, env []string, name string, args ...string) string {
-	t.Helper()
-	cmd := exec.Command(name, args...)
-	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("%s %s: %v\n%s%s", name, strings.Join(args, " "), err, out, &stderr)
-	}
-	return strings.TrimSpace(string(out))
-}
-
-func fileURL(dir string) string {
-	dir = filepath.ToSlash(dir)
-	if runtime.GOOS == "windows" {
-		dir = "/" + dir
-	}
-	return (&url.URL{Scheme: "file", Path: dir}).String()
 }

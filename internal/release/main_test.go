@@ -1,0 +1,258 @@
+package main
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/published"
+	"github.com/apithrottle/throttle/internal/soak"
+)
+
+var full = flag.Bool("full", false, "rehearse with this repository instead of a small one")
+
+// TestRehearsal releases v0.1.0 and then v0.1.1, which retracts v0.1.0, and does what users of either do.
+func TestRehearsal(t *testing.T) {
+	soak.Long(t, "builds two releases")
+	dir := smallRepository(t)
+	if *full {
+		dir = t.TempDir()
+		must(t, published.CopyTree("../..", dir))
+		must(t, published.Commit(dir))
+	}
+	for _, setting := range []string{"user.name=release", "user.email=release@example.com", "tag.gpgSign=false"} {
+		name, value, _ := strings.Cut(setting, "=")
+		_, err := published.Git(dir, "config", name, value)
+		must(t, err)
+	}
+	release := func(version string) {
+		t.Helper()
+		for _, mode := range []string{prepare, ""} {
+			if err := run(t.Output(), dir, version, mode); err != nil {
+				t.Fatalf("%s %s: %v", version, mode, err)
+			}
+			must(t, published.Commit(dir))
+		}
+	}
+	release("v0.1.0")
+	paths := map[string]string{throttle: ".", throttle + "/cmd/throttle": "cmd/throttle"}
+	for _, module := range paths {
+		change(t, dir, filepath.Join(module, "go.mod"), "\ngo 1.25.0", "\nretract v0.1.0 // Quotas of a day are wrong.\n\ngo 1.25.0")
+	}
+	change(t, dir, changelogFile, "## [Unreleased]\n", "## [Unreleased]\n\n### Fixed\n\n- Quotas of a day. Version 0.1.0 is retracted.\n")
+	must(t, published.Commit(dir))
+	release("v0.1.1")
+
+	p := published.Proxy{Clone: dir, Cache: t.TempDir()}
+	for _, path := range []string{throttle, throttle + "/postgres", throttle + "/cmd/throttle"} {
+		for _, version := range []string{"v0.1.0", "v0.1.1"} {
+			if _, err := p.Add(path, version); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	proxies, err := others(dir)
+	must(t, err)
+	cache := t.TempDir()
+	for path := range paths {
+		user, bin := t.TempDir(), t.TempDir()
+		shell := func(command string) string {
+			t.Helper()
+			out, err := published.Run(user, append(p.Env(cache, proxies...), "GOBIN="+bin), "sh", "-c", command+" 2>&1")
+			if t.Logf("$ %s\n%s", command, out); err != nil {
+				t.Fatal(err)
+			}
+			return out
+		}
+		expect := func(command string, wants ...string) {
+			t.Helper()
+			out := shell(command)
+			for _, want := range wants {
+				if !strings.Contains(out+"\n", want) {
+					t.Errorf("%s prints\n%s\nwant %q in it", command, out, want)
+				}
+			}
+		}
+		const retracted = "retracted by module author: Quotas of a day are wrong."
+		shell("go mod init example.com/user")
+		expect("go get "+path+"@v0.1.0", path+"@v0.1.0: "+retracted)
+		expect("go list -m -retracted -versions "+path, path+" v0.1.0 v0.1.1\n")
+		expect("go list -m -versions "+path, path+" v0.1.1\n")
+		expect("go list -m -u "+path, path+" v0.1.0 (retracted) [v0.1.1]\n")
+		expect("go list -m -u -f '{{.Path}} {{.Version}} {{.Retracted}}' all", path+" v0.1.0 [Quotas of a day are wrong.]\n")
+		expect("go get "+path+"@latest", "upgraded "+path+" v0.1.0 => v0.1.1\n")
+		if strings.Contains(path, "/cmd/") {
+			expect("go install "+path+"@latest && '"+bin+"/throttle' version", "throttle v0.1.1,")
+		}
+	}
+}
+
+// TestRefusals attacks a release that could be made. Each error must name what is wrong.
+func TestRefusals(t *testing.T) {
+	soak.Long(t, "clones a repository many times")
+	good := smallRepository(t)
+	for name, test := range map[string]struct {
+		version, mode string                       // if "", v0.1.0 and --dry-run
+		do            func(t *testing.T, d string) // before the commit
+		dirty         bool                         // without a commit
+		want          string
+	}{
+		"no semver":         {version: "0.1.0", want: `version "0.1.0" must have the form v1.2.3 or v1.2.3-rc.1`},
+		"leading zero":      {version: "v0.01.0", want: "must have the form"},
+		"other prerelease":  {version: "v0.1.0-beta", want: "must have the form"},
+		"a command":         {version: "--dry-run", want: "must have the form"},
+		"another major":     {version: "v2.0.0", mode: prepare, want: "module path must match major version"},
+		"dirty tree":        {do: changed("throttle.go", "7", "8"), dirty: true, want: "changes that are not committed: commit them or take them away\nM throttle.go"},
+		"new file":          {do: write("new.go", "package throttle\n"), dirty: true, want: "?? new.go"},
+		"tag exists":        {do: tagged("cmd/throttle/v0.1.0"), want: "tag cmd/throttle/v0.1.0 exists"},
+		"no section":        {do: changed(changelogFile, "- `Limit`.", ""), want: `CHANGELOG.md has no section "## [0.1.0] - 2006-01-02", and nothing under ## [Unreleased]`},
+		"no changelog":      {do: remove(changelogFile), want: "CHANGELOG.md"},
+		"no date":           {do: changed(changelogFile, "## [Unreleased]", "## [0.1.0]"), want: "CHANGELOG.md has no date of v0.1.0"},
+		"leftovers":         {do: changed(changelogFile, "## [Unreleased]", "## [0.1.0] - 2026-12-01\n\n- A.\n\n## [Unreleased]"), want: "more under ## [Unreleased]: move it"},
+		"replace directive": {do: changed("postgres/go.mod", "\nrequire", "\nreplace "+throttle+" => ..\n\nrequire"), want: `postgres/go.mod has "replace ` + throttle + ` => .."`},
+		"replace block":     {do: changed("go.mod", "\ngo", "\nreplace (\n\texample.com/a => ./a\n)\n\ngo"), want: `go.mod has "replace ("`},
+		"a workspace":       {do: write("go.work", "go 1.25.0\nuse .\n"), want: "go.work is committed"},
+		"another version":   {version: "v0.1.1", want: "cmd/throttle/go.mod requires " + throttle + "/postgres v0.1.0 instead of v0.1.1"},
+		"unused require":    {do: changed("go.mod", "\ngo 1.25.0", "\ngo 1.25.0\n\nrequire golang.org/x/mod v0.37.0"), want: "module " + throttle + " is not tidy"},
+		"unused sum":        {do: write("postgres/go.sum", "example.com/a v1.0.0/go.mod h1:lLcsQk4oRjA6UQrYdtOYcsQmHgZdfNvxfuPAgL8qv8I=\n"), want: "module " + throttle + "/postgres is not tidy"},
+		"no license":        {do: remove("LICENSE"), want: "module " + throttle + " has no LICENSE"},
+		"not prepared":      {mode: "tag", want: "lacks what \"tools/release.sh v0.1.0 --prepare\" writes: CHANGELOG.md, cmd/throttle/go.sum, postgres/go.sum"},
+		"does not compile":  {do: changed("postgres/postgres.go", "throttle.Limit", "throttle.Limits"), want: "undefined: throttle.Limits"},
+		"another change": {mode: "tag", want: "writes: cmd/throttle/go.sum, postgres/go.sum", do: func(t *testing.T, dir string) {
+			must(t, run(t.Output(), dir, "v0.1.0", prepare))
+			change(t, dir, "throttle.go", "7", "8")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			must(t, published.CopyTree(good, dir))
+			must(t, published.Commit(dir))
+			if test.do != nil {
+				test.do(t, dir)
+			}
+			if !test.dirty {
+				must(t, published.Commit(dir))
+			}
+			version, mode := test.version, test.mode
+			if version == "" {
+				version = "v0.1.0"
+			}
+			switch mode {
+			case "":
+				mode = dryRun
+			case "tag":
+				mode = ""
+			}
+			err := run(t.Output(), dir, version, mode)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("the error is\n%v\nwant %q in it", err, test.want)
+			}
+			if tags, err := published.Git(dir, "tag"); err != nil || tags != "" && name != "tag exists" {
+				t.Errorf("there are the tags %q, %v", tags, err)
+			}
+		})
+	}
+}
+
+func TestChangelog(t *testing.T) {
+	day := time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
+	const text = "# Changelog\n\n## [Unreleased]\n\n- New.\n\n## [0.1.0] - 2026-11-30\n\n- Old.\n"
+	for version, want := range map[string]string{
+		"v0.1.1":      "# Changelog\n\n## [Unreleased]\n\n## [0.1.1] - 2026-12-01\n\n- New.\n\n## [0.1.0] - 2026-11-30\n\n- Old.\n",
+		"v0.2.0-rc.1": text,
+	} {
+		got, err := changelog(text, version, day)
+		if err != nil || got != want {
+			t.Errorf("%s: %q, %v, want %q", version, got, err, want)
+		}
+		if again, err := changelog(got, version, day.AddDate(0, 0, 1)); again != want || err != nil {
+			t.Errorf("%s again: %q, %v", version, again, err)
+		}
+	}
+}
+
+// smallRepository returns a repository with the layout of this one, the modules of which can be released.
+func smallRepository(t *testing.T) string {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"LICENSE":              "MIT\n",
+		changelogFile:          "# Changelog\n\n## [Unreleased]\n\n- `Limit`.\n",
+		"Makefile":             "BESIDE = postgres cmd/throttle\n",
+		"go.mod":               "module " + throttle + "\n\ngo 1.25.0\n",
+		"throttle.go":          "package throttle\n\nconst Limit = 7\n",
+		"postgres/go.mod":      "module " + throttle + "/postgres\n\ngo 1.25.0\n\nrequire " + throttle + " v0.1.0\n",
+		"postgres/postgres.go": "package postgres\n\nimport \"" + throttle + "\"\n\nconst Limit = throttle.Limit\n",
+		"cmd/throttle/go.mod":  "module " + throttle + "/cmd/throttle\n\ngo 1.25.0\n\nrequire (\n\t" + throttle + " v0.1.0\n\t" + throttle + "/postgres v0.1.0\n)\n",
+		"postgres/go.sum":      "",
+		"cmd/throttle/go.sum":  "",
+		"go.sum":               "",
+		"cmd/throttle/main.go": `package main
+
+import (
+	"fmt"
+	"runtime/debug"
+
+	"` + throttle + `"
+	"` + throttle + `/postgres"
+)
+
+func main() {
+	info, _ := debug.ReadBuildInfo()
+	fmt.Println("throttle "+info.Main.Version+",", throttle.Limit+postgres.Limit)
+}
+`,
+	} {
+		write(name, text)(t, dir)
+	}
+	for _, name := range []string{"go.mod", "go.sum"} {
+		text, err := os.ReadFile(filepath.Join("../../tools", name))
+		must(t, err)
+		write("tools/"+name, string(text))(t, dir)
+	}
+	must(t, published.Commit(dir))
+	return dir
+}
+
+func write(name, text string) func(*testing.T, string) {
+	return func(t *testing.T, dir string) {
+		t.Helper()
+		name := filepath.Join(dir, name)
+		must(t, os.MkdirAll(filepath.Dir(name), 0o755))
+		must(t, os.WriteFile(name, []byte(text), 0o644))
+	}
+}
+
+func remove(name string) func(*testing.T, string) {
+	return func(t *testing.T, dir string) { must(t, os.Remove(filepath.Join(dir, name))) }
+}
+
+func tagged(tag string) func(*testing.T, string) {
+	return func(t *testing.T, dir string) {
+		_, err := published.Git(dir, "tag", tag)
+		must(t, err)
+	}
+}
+
+func changed(name, before, after string) func(*testing.T, string) {
+	return func(t *testing.T, dir string) { change(t, dir, name, before, after) }
+}
+
+func change(t *testing.T, dir, name, before, after string) {
+	t.Helper()
+	must(t, edit(filepath.Join(dir, name), func(text string) (string, error) {
+		if !strings.Contains(text, before) {
+			t.Fatalf("%s has no %q:\n%s", name, before, text)
+		}
+		return strings.Replace(text, before, after, 1), nil
+	}))
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
