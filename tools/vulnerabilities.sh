@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 
-GOBIN=$tmp GOWORK=off GOFLAGS= go install golang.org/x/vuln/cmd/govulncheck@v1.9.0
+GOBIN=$tmp GOWORK=off GOFLAGS='' go install golang.org/x/vuln/cmd/govulncheck@v1.9.0
 failed=
 look() { # NAME ARGUMENT...
 	name=$1
@@ -20,7 +20,7 @@ db=${1:-}
 for mod in $(git ls-files go.mod '*/go.mod'); do
 	dir=$(dirname "$mod")
 	# The tools have no package here, so govulncheck only compares the versions of their modules.
-	[ "$dir" = tools ] && set -- -scan module || set -- ./...
+	if [ "$dir" = tools ]; then set -- -scan module; else set -- ./...; fi
 	look "$dir" -C "$dir" "$@"
 done
 
