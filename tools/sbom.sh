@@ -5,8 +5,7 @@
 # Programs are built in the workspace of cmd/throttle, so they name the library and module postgres by their
 # directories. The bill names them by their paths, and VERSION.
 set -eu
-dir=$(cd "$1" && pwd) version=$2
-root=$(cd "$(dirname "$0")/.." && pwd)
+dir=$1 version=$2
 sums=sha256sum
 command -v sha256sum >/dev/null || sums="shasum -a 256"
 module=github.com/apithrottle/throttle
@@ -18,9 +17,7 @@ GOBIN=$tmp GOWORK=off GOFLAGS='' go install github.com/CycloneDX/cyclonedx-gomod
 cd "$dir"
 rm -f throttle-*.cdx.json
 for program in throttle-*; do
-	# In the directory of the command, because the licenses are those of the modules that "go list" finds there.
-	(cd "$root/cmd/throttle" && "$tmp/cyclonedx-gomod" bin -json -std -licenses -noserial -notimestamp \
-		-version "$version" -output "$tmp/bill" "$dir/$program")
+	"$tmp/cyclonedx-gomod" bin -json -std -noserial -notimestamp -version "$version" -output "$tmp/bill" "$program"
 	sed -e "s|\.\./\.\./|$module/|; s|\.\./\.\.|$module|; s|(devel)|$version|" "$tmp/bill" >"$program.cdx.json"
 done
 grep -v 'cdx\.json$' SHA256SUMS >"$tmp/sums"

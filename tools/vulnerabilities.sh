@@ -19,9 +19,9 @@ db=${1:-}
 
 for mod in $(git ls-files go.mod '*/go.mod'); do
 	dir=$(dirname "$mod")
-	# The tools have no package here, so govulncheck only compares the versions of their modules.
-	if [ "$dir" = tools ]; then set -- -scan module; else set -- ./...; fi
-	look "$dir" -C "$dir" "$@"
+	packages=./...
+	[ "$dir" != tools ] || packages=tool
+	look "$dir" -C "$dir" "$packages"
 done
 
 # With their symbols, which released programs lack: without them, govulncheck reports what the linker left out.
