@@ -118,7 +118,7 @@ redis:
 postgres:
 	@sh tools/postgres.sh
 
-lint:
+lint: workflows
 	@files=$$(gofmt -l .) || exit 1; \
 	if [ -n "$$files" ]; then echo "not formatted by gofmt:"; echo "$$files"; exit 1; fi
 	go vet ./...
