@@ -26,7 +26,7 @@ BESIDE = awsthrottle grpcthrottle otelthrottle postgres cmd/throttle
 # The other modules, except suites and page/pagetest, which have targets of their own.
 MODULES = $(BESIDE) sdktest examples/river examples/asynq bench
 
-.PHONY: all test test-library test-command check race soak valkey modules test32 stress redis postgres lint dist dist-check bench fidelity laws fuzz example suites page soak-hour
+.PHONY: all test test-library test-command check race soak valkey modules test32 stress redis postgres lint dist dist-check bench fidelity laws fuzz example suites page soak-hour workflows vulnerabilities
 
 all: lint test
 
@@ -118,7 +118,7 @@ redis:
 postgres:
 	@sh tools/postgres.sh
 
-lint:
+lint: workflows
 	@files=$$(gofmt -l .) || exit 1; \
 	if [ -n "$$files" ]; then echo "not formatted by gofmt:"; echo "$$files"; exit 1; fi
 	go vet ./...
@@ -160,14 +160,16 @@ laws:
 	go test -run Law -timeout 60m ./algorithms/... -args -laws=$(LAWS)
 	go test -run '^$$' -fuzz '^FuzzLaws$$' -fuzztime $(FUZZTIME) ./algorithms
 
-# fuzz runs every fuzz test there is.
+# fuzz runs every fuzz test there is in FUZZMODULES, also after one has failed.
+FUZZMODULES ?= . cmd/throttle
 fuzz:
-	@set -e; for package in $$(go list ./...); do \
-		for test in $$(go test -list '^Fuzz' $$package | grep '^Fuzz'); do \
+	@failed=; for module in $(FUZZMODULES); do for package in $$(go -C $$module list ./...); do \
+		for test in $$(go -C $$module test -list '^Fuzz' $$package | grep '^Fuzz'); do \
 			echo "$$test in $$package"; \
-			go test -run '^$$' -fuzz "^$$test\$$" -fuzztime $(FUZZTIME) $$package; \
+			go -C $$module test -run '^$$' -fuzz "^$$test\$$" -fuzztime $(FUZZTIME) $$package || failed="$$failed $$test"; \
 		done; \
-	done
+	done; done; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
 # suites runs the test suites of other people's packages over a Transport: "quick" ones, which
 # take a minute, "all", or names such as httputil,connect.
@@ -190,3 +192,12 @@ example:
 # SOAKHOURFLAGS="-for 3m -every 6s" is shorter and busier.
 soak-hour: redis
 	go run ./internal/soakhour $(SOAKHOURFLAGS)
+
+# workflows checks those of GitHub, and the scripts, with shellcheck if it is installed.
+workflows:
+	go tool "-modfile=$(CURDIR)/tools/go.mod" actionlint
+	@! command -v shellcheck >/dev/null || shellcheck -x -P tools -s sh -e SC1007 -S warning tools/*.sh
+
+# vulnerabilities looks for known ones in every module and in the programs. It needs https://vuln.go.dev.
+vulnerabilities:
+	@sh tools/vulnerabilities.sh
