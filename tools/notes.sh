@@ -1,6 +1,7 @@
 #!/bin/sh
-# notes.sh VERSION            prints the section of a version such as v0.1.0 of CHANGELOG.md for the page of a
-#                             release: each paragraph is one line, and links lead to the files of the version
+# notes.sh VERSION            prints the section of a version such as v0.1.0 of CHANGELOG.md, and for a release
+#                             candidate what is unreleased, for the page of a release: each paragraph is one
+#                             line, and links lead to the files of the version
 # notes.sh VERSION GO IMAGE   adds how to verify the programs, with the version of Go that built them, and the
 #                             image, with its digest
 #
@@ -18,7 +19,10 @@ v[0-9]*.[0-9]*.[0-9]*) ;;
 	;;
 esac
 
-notes=$(awk -v section="## [${version#v}]" -v files="https://github.com/$repository/blob/$version/" '
+section="## [${version#v}]"
+case $version in *-*) section="## [Unreleased]" ;; esac
+
+notes=$(awk -v section="$section" -v files="https://github.com/$repository/blob/$version/" '
 	function flush() {
 		if (text == "") return
 		done = ""
@@ -44,7 +48,7 @@ notes=$(awk -v section="## [${version#v}]" -v files="https://github.com/$reposit
 	END { flush() }
 ' "$changelog")
 if [ -z "$notes" ]; then
-	echo "notes.sh: $changelog has no section \"## [${version#v}]\", or an empty one" >&2
+	echo "notes.sh: $changelog has no section \"$section\", or an empty one" >&2
 	exit 1
 fi
 printf '%s\n' "$notes"
@@ -58,7 +62,7 @@ The programs were built by $2 with \`make dist\`, which builds the same bits on 
 
 \`\`\`sh
 cosign verify-blob SHA256SUMS --bundle SHA256SUMS.sigstore.json \\
-  --certificate-identity https://github.com/$repository/.github/workflows/release.yml@refs/tags/$version \\
+  --certificate-identity https://github.com/$repository/.github/workflows/release.yml@refs/tags/cmd/throttle/$version \\
   --certificate-oidc-issuer https://token.actions.githubusercontent.com
 sha256sum --check --ignore-missing SHA256SUMS
 gh attestation verify throttle-linux-amd64 --repo $repository

@@ -509,7 +509,7 @@ func (r *release) printSteps(mode string, unprepared bool) {
 	for _, m := range r.modules {
 		p("  go mod download -json %s@%s", m.path(), r.version)
 	}
-	p("Then write the release notes: see docs/releasing.md.")
+	p("The last tag starts the workflow release, which publishes the programs: see docs/releasing.md.")
 }
 
 // edit changes a file.

@@ -41,7 +41,7 @@ one
   two
 `+"```"+`
 
-## [0.2.0-rc.1] - 2027-01-01
+## [0.1.9] - 2027-01-01
 
 - Earlier.
 
@@ -73,10 +73,13 @@ one
 	if err != nil || !strings.HasPrefix(got, want) {
 		t.Errorf("got %q, %v", got, err)
 	}
-	for _, s := range []string{"go1.26.8", "oci://" + image, "release.yml@refs/tags/v0.2.0"} {
+	for _, s := range []string{"go1.26.8", "oci://" + image, "release.yml@refs/tags/cmd/throttle/v0.2.0"} {
 		if !strings.Contains(got, s) {
 			t.Errorf("%q is missing in %q", s, got)
 		}
+	}
+	if got, err := notes("v0.2.0-rc.1"); err != nil || got != "- Not yet.\n" {
+		t.Errorf("a release candidate: got %q, %v, want what is unreleased", got, err)
 	}
 	for _, version := range []string{"v0.1.0", "0.2.0", "v2", "main"} {
 		if got, err := notes(version); err == nil || !strings.Contains(got, version[1:]) {
