@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -105,4 +106,76 @@ func TestReserverDeadlineOfChoice(t *testing.T) {
 			t.Error(second.err)
 		}
 	})
+}
+
+// TestReserverAsksForTheFirst plays replies with different waits for callers of all classes and costs, some of
+// which leave, and expects that the queue asks when the wait of the first caller has passed: neither before,
+// unless that caller was not the first in the last reply, nor after.
+func TestReserverAsksForTheFirst(t *testing.T) {
+	for seed := range uint64(60) {
+		synctest.Test(t, func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 1))
+			quota := new(reserver)
+			q := New(complete(Config{Quota: quota, Aging: 5 * sec}))
+			told := make(map[*waiter]time.Time) // when the first one that has to wait may ask again, by the last reply
+			var callers []*caller
+			asked := 0
+			defer func() {
+				for _, c := range callers {
+					c.cancel()
+				}
+			}()
+			for range 60 {
+				switch random.IntN(4) {
+				case 0:
+					callers = append(callers, join(q, ticket(int64(1+random.IntN(3))).of(Class(random.IntN(3)))))
+				case 1:
+					if len(callers) > 0 {
+						callers[random.IntN(len(callers))].cancel()
+					}
+				case 2:
+					time.Sleep(time.Duration(random.IntN(700)) * ms)
+				}
+				for synctest.Wait(); quota.unanswered() > 0; synctest.Wait() {
+					question := quota.next(t)
+					for _, w := range q.calls.asking[:1] {
+						if at, ok := told[w]; ok && time.Now().Before(at) {
+							t.Fatalf("seed %d: the queue asks %v before the wait has passed", seed, time.Until(at))
+						}
+					}
+					if asked++; asked > 1000 {
+						t.Fatalf("seed %d: the queue asks again and again", seed)
+					}
+					if random.IntN(3) == 0 && len(callers) > 0 {
+						callers[random.IntN(len(callers))].cancel()
+						synctest.Wait()
+					}
+					asking, n := q.calls.asking, random.IntN(len(question.requests)+1)
+					ds := quota.at(question, slices.Repeat([]time.Duration{time.Duration(random.IntN(100)) * ms}, random.IntN(2)*n)...)
+					admitted := len(ds)
+					clear(told)
+					for i := admitted; i < max(n, admitted, 1) && i < len(question.requests); i++ {
+						wait := time.Duration(1+random.IntN(2000)) * ms
+						if r := question.requests[i]; len(told) == 0 && !asking[i].out.Load() {
+							told[asking[i]] = time.Now().Add(wait)
+							if r.YieldFor > 0 {
+								told[asking[i]] = time.Now().Add(min(wait, r.YieldFor))
+							}
+						}
+						ds = append(ds, store.Decision{Verdict: store.Later, Tier: random.IntN(3) - 1, Wait: wait})
+					}
+					question.done(ds, nil)
+				}
+				if w := q.firstUnreserved(); w != nil {
+					if at, ok := told[w]; len(q.calls.asking) == 0 && len(q.reserved) == 0 && (!ok || time.Now().After(at)) {
+						t.Fatalf("seed %d: the queue does not ask for the first caller", seed)
+					}
+				}
+			}
+			for _, c := range callers {
+				c.cancel()
+				<-c.done
+			}
+		})
+	}
 }
