@@ -4,6 +4,8 @@
 # notes.sh VERSION GO IMAGE   adds how to verify the programs, with the version of Go that built them, and the
 #                             image, with its digest
 #
+# A release candidate without a section of its own has what is under Unreleased.
+#
 # CHANGELOG in the environment names another file.
 set -eu
 version=$1
@@ -18,7 +20,12 @@ v[0-9]*.[0-9]*.[0-9]*) ;;
 	;;
 esac
 
-notes=$(awk -v section="## [${version#v}]" -v files="https://github.com/$repository/blob/$version/" '
+section="## [${version#v}]"
+case $version in
+*-*) grep -qF "$section" "$changelog" || section="## [Unreleased]" ;;
+esac
+
+notes=$(awk -v section="$section" -v files="https://github.com/$repository/blob/$version/" '
 	function flush() {
 		if (text == "") return
 		done = ""
@@ -44,7 +51,7 @@ notes=$(awk -v section="## [${version#v}]" -v files="https://github.com/$reposit
 	END { flush() }
 ' "$changelog")
 if [ -z "$notes" ]; then
-	echo "notes.sh: $changelog has no section \"## [${version#v}]\", or an empty one" >&2
+	echo "notes.sh: $changelog has no section \"$section\", or an empty one" >&2
 	exit 1
 fi
 printf '%s\n' "$notes"

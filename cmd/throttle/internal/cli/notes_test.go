@@ -78,6 +78,11 @@ one
 			t.Errorf("%q is missing in %q", s, got)
 		}
 	}
+	for version, want := range map[string]string{"v0.2.0-rc.1": "- Earlier.\n", "v0.3.0-rc.1": "- Not yet.\n"} {
+		if got, err := notes(version); err != nil || got != want {
+			t.Errorf("%s: got %q, %v, want %q", version, got, err, want)
+		}
+	}
 	for _, version := range []string{"v0.1.0", "0.2.0", "v2", "main"} {
 		if got, err := notes(version); err == nil || !strings.Contains(got, version[1:]) {
 			t.Errorf("%s: got %q, %v", version, got, err)
