@@ -10,7 +10,7 @@
 # docs/releasing.md has the whole procedure.
 set -eu
 cd "$(dirname "$0")/.."
-export GOWORK=off
+export GOWORK=off GOFLAGS=
 if [ "${1-}" = --rehearse ]; then
 	exec go test -count=1 -timeout 60m -run Rehearsal -v ./internal/release -args -full
 fi

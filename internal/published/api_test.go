@@ -136,6 +136,10 @@ func (p *Policy) reset() {}
 
 type Info struct{ Name string }
 
+type Sink interface{ part }
+
+type part interface{ Put() }
+
 func New(p Policy) *Policy { return &p }
 
 var Default = makeDefault()
@@ -191,6 +195,7 @@ func (t Tier) Validate() error { return nil }
 		{name: "a struct that can't be compared any more", from: "type Info struct{ Name string", to: "type Info struct{ Name string; no func()"},
 		{name: "a method of an embedded unexported type", from: "func (hidden) Draw", to: "func (hidden) Paint"},
 		{name: "a field of an embedded unexported type", from: "Width int", to: "Width int32"},
+		{name: "a method of an embedded unexported interface", from: "part interface{ Put()", to: "part interface{ Get()"},
 		{name: "another result", from: "*Policy { return &p }", to: "(*Policy, error) { return &p, nil }"},
 		{name: "another type of a variable", from: "makeDefault() int64", to: "makeDefault() int32"},
 		{name: "a new function", from: "func New(", to: "func Old() {}\n\nfunc New("},

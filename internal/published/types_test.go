@@ -93,6 +93,11 @@ func (c *checker) facts(importPath string) string {
 				line("var %s %s", id, t)
 			}
 		case *types.TypeName:
+			if i, ok := o.Type().Underlying().(*types.Interface); ok && embedsUnexported(i) {
+				for j := range i.NumMethods() {
+					line("type %s has %s", id, types.ObjectString(i.Method(j), types.RelativeTo(p)))
+				}
+			}
 			s, ok := o.Type().Underlying().(*types.Struct)
 			if o.IsAlias() || !ok {
 				continue
@@ -106,6 +111,15 @@ func (c *checker) facts(importPath string) string {
 		}
 	}
 	return strings.Join(lines, "")
+}
+
+func embedsUnexported(i *types.Interface) bool {
+	for t := range i.EmbeddedTypes() {
+		if named, ok := t.(*types.Named); ok && !named.Obj().Exported() && named.Obj().Pkg() != nil { // error and any have none
+			return true
+		}
+	}
+	return false
 }
 
 // isComparable reports whether a struct without unexported fields is known to be comparable.

@@ -50,6 +50,9 @@ func (q *Queue) askTime(w *waiter) time.Time {
 		at = q.reserved[n-1].Reservation.Again
 	}
 	if c := &q.calls; (w == c.retry || q.config.Reserver != nil && c.hasRefused(w) || c.err != nil) && !c.repliedAt.Before(at) { // already asked since, and refused
+		if w == c.retry && w.timeLeft(c.repliedAt) <= 0 {
+			return c.repliedAt.Add(forever) // its context is ending
+		}
 		return c.retryAt
 	}
 	return at
@@ -360,9 +363,6 @@ func (q *Queue) applyDecision(w *waiter, d store.Decision, now time.Time) {
 		if w.Request.YieldFor > 0 { // then the quota may admit it
 			d.Wait = min(d.Wait, w.Request.YieldFor)
 		}
-		if w.timeLeft(now) <= 0 {
-			d.Wait = forever // its context is ending
-		}
 		if d.Recheck {
 			d.Wait = min(d.Wait, store.RecheckInterval)
 		}
@@ -550,7 +550,7 @@ func (q *Queue) applyAnswer(w *waiter, d store.Decision, err error, interrupted 
 	case err != nil:
 		q.calls.fail(err, now)
 	case w.Request.WaitSpec != nil: // else the configuration has been replaced, and it asks again
-		q.calls.repliedAt = now
+		q.calls.repliedAt, q.calls.retryAt = now, time.Time{} // the reply to a caller behind it says less
 		q.applyDecision(w, d, now)
 	}
 	if !w.out.Load() && w.hasGivenUp(now) {

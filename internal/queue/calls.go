@@ -69,9 +69,9 @@ func (c *calls) fail(err error, now time.Time) {
 }
 
 // wait notes that a waiter has to wait, by the reply to its request. Of several in one reply the first
-// asks again, and the others are behind it.
+// that has not left asks again, and the others are behind it.
 func (c *calls) wait(w *waiter, d store.Decision, now time.Time) {
-	if !c.retryAt.IsZero() {
+	if !c.retryAt.IsZero() && c.retry != nil && (!c.retry.out.Load() || w.out.Load()) {
 		return
 	}
 	c.retry, c.retryAt, c.readyAt, c.decider = w, now.Add(d.Wait), now.Add(d.Ready), max(0, d.Tier+1)

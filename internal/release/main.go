@@ -49,6 +49,7 @@ type release struct {
 	root, version string
 	modules       []module // in the order of their tags: a module requires earlier ones only
 	temp, clone   string   // of the last commit, to which prepare may add some
+	commit        string   // the last commit
 	others        []string // proxies of other people's modules
 }
 
@@ -72,6 +73,9 @@ func run(w io.Writer, root, version, mode string) error {
 	defer os.RemoveAll(r.temp)
 	r.clone = filepath.Join(r.temp, "clone")
 	if _, err := published.Git(r.temp, "clone", "-q", root, r.clone); err != nil {
+		return err
+	}
+	if r.commit, err = published.Git(r.clone, "rev-parse", "HEAD"); err != nil {
 		return err
 	}
 	if r.others, err = others(root); err != nil {
@@ -244,10 +248,6 @@ func (r *release) prepare(mode string) (changed []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	start, err := published.Git(r.clone, "rev-parse", "HEAD")
-	if err != nil {
-		return nil, err
-	}
 	for _, m := range r.modules {
 		if err := r.tidy(m, env, mode); err != nil {
 			return nil, err
@@ -262,7 +262,7 @@ func (r *release) prepare(mode string) (changed []string, err error) {
 			return nil, err
 		}
 	}
-	out, err := published.Git(r.clone, "diff", "--name-only", start)
+	out, err := published.Git(r.clone, "diff", "--name-only", r.commit)
 	return strings.Fields(out), err
 }
 
@@ -302,8 +302,18 @@ func (r *release) newProxy(name string) (p published.Proxy, env []string, err er
 	return p, p.Env(filepath.Join(r.temp, "maintainer"), r.others...), os.Mkdir(p.Cache, 0o755)
 }
 
-// copyBack writes changed files of the clone to the tree of the maintainer.
+// copyBack writes changed files of the clone to the tree of the maintainer, who may have changed it meanwhile.
 func (r *release) copyBack(changed []string) error {
+	dirty, err := published.Run(r.root, nil, "git", "status", "--porcelain")
+	if err == nil && dirty != "" {
+		err = fmt.Errorf("the tree has changed meanwhile, and nothing was written: commit, and prepare again\n%s", dirty)
+	}
+	if err != nil {
+		return err
+	}
+	if commit, err := published.Run(r.root, nil, "git", "rev-parse", "HEAD"); err != nil || commit != r.commit {
+		return errors.Join(errors.New("there is a new commit meanwhile, and nothing was written: prepare again"), err)
+	}
 	for _, name := range changed {
 		text, err := os.ReadFile(filepath.Join(r.clone, name))
 		if err == nil {
@@ -470,12 +480,13 @@ func (r *release) use(m module, env []string) error {
 	return err
 }
 
-// tag tags the last commit of the maintainer, who may have configured git to sign tags. After an error, no tag is left.
+// tag tags the commit that was proven, even if there is a later one by now. The maintainer may have configured git to
+// sign tags. After an error, no tag is left.
 func (r *release) tag() error {
 	var done []string
 	for _, m := range r.modules {
 		tag := m.name(r.version)
-		if _, err := published.Run(r.root, nil, "git", "tag", "-a", "-m", m.path()+" "+r.version, tag); err != nil {
+		if _, err := published.Run(r.root, nil, "git", "tag", "-a", "-m", m.path()+" "+r.version, tag, r.commit); err != nil {
 			if len(done) > 0 {
 				_, undo := published.Run(r.root, nil, "git", append([]string{"tag", "-d"}, done...)...)
 				err = errors.Join(err, undo)

@@ -157,6 +157,41 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// TestCommitMeanwhile commits while a release is proven or prepared. The tags are of the commit that was proven, and
+// nothing is written over a later one.
+func TestCommitMeanwhile(t *testing.T) {
+	soak.Long(t, "proves a release")
+	dir := smallRepository(t)
+	for _, setting := range []string{"user.name", "user.email"} {
+		_, err := published.Git(dir, "config", setting, "release@example.com")
+		must(t, err)
+	}
+	must(t, run(t.Output(), dir, "v0.1.0", prepare))
+	must(t, published.Commit(dir))
+	proven, err := published.Git(dir, "rev-parse", "HEAD")
+	must(t, err)
+	must(t, run(writeFunc(func() { must(t, published.Commit(dir)) }), dir, "v0.1.0", ""))
+	for _, tag := range []string{"v0.1.0", "postgres/v0.1.0", "cmd/throttle/v0.1.0"} {
+		if commit, err := published.Git(dir, "rev-parse", tag+"^{commit}"); err != nil || commit != proven {
+			t.Errorf("%s is of commit %s, %v, want %s", tag, commit, err, proven)
+		}
+	}
+
+	r := &release{w: t.Output(), root: dir, clone: dir, commit: proven, version: "v0.1.1"}
+	if err := r.copyBack([]string{"go.mod"}); err == nil || !strings.Contains(err.Error(), "a new commit meanwhile") {
+		t.Errorf("the error is %v", err)
+	}
+	write("new.go", "package throttle\n")(t, dir)
+	if err := r.copyBack([]string{"go.mod"}); err == nil || !strings.Contains(err.Error(), "?? new.go") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+// A writeFunc is called for each write.
+type writeFunc func()
+
+func (f writeFunc) Write(p []byte) (int, error) { f(); return len(p), nil }
+
 func TestChangelog(t *testing.T) {
 	day := time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
 	const text = "# Changelog\n\n## [Unreleased]\n\n- New.\n\n## [0.1.0] - 2026-11-30\n\n- Old.\n"
