@@ -66,9 +66,11 @@ func TestPeersTwoLimits(t *testing.T) {
 			for range 501 {
 				both.Allow()
 			}
-			if s, err := both.Status(t.Context()); err != nil || s.Tiers[0].Remaining != 999 {
-				t.Errorf("%v, %v: want room for 999", s, err)
+			s, err := both.Status(t.Context())
+			if err != nil || s.Tiers[0].Remaining != 999 {
+				t.Fatalf("%v, %v: want room for 999", s, err)
 			}
+			t.Logf("%d of 1,000 remain", s.Tiers[0].Remaining)
 		})
 	})
 	t.Run("x/time/rate", func(t *testing.T) {
@@ -77,9 +79,11 @@ func TestPeersTwoLimits(t *testing.T) {
 			for range 501 {
 				_ = day.Allow() && minute.Allow()
 			}
-			if n := day.Tokens(); n != 499 {
+			n := day.Tokens()
+			if n != 499 {
 				t.Errorf("%v remain, want 499", n)
 			}
+			t.Logf("%v of 1,000 remain", n)
 		})
 	})
 	t.Run("failsafe-go", func(t *testing.T) {
@@ -89,8 +93,9 @@ func TestPeersTwoLimits(t *testing.T) {
 				_ = day.TryAcquirePermit() && minute.TryAcquirePermit()
 			}
 			if !day.TryAcquirePermits(499) || day.TryAcquirePermit() {
-				t.Error("want room for 499")
+				t.Fatal("want room for 499")
 			}
+			t.Log("499 of 1,000 remain")
 		})
 	})
 	t.Run("redis_rate", func(t *testing.T) {
@@ -102,9 +107,11 @@ func TestPeersTwoLimits(t *testing.T) {
 					_, _ = limiter.Allow(t.Context(), "minute", redis_rate.PerMinute(1))
 				}
 			}
-			if r, err := limiter.AllowN(t.Context(), "day", day, 0); err != nil || r.Remaining != 499 {
-				t.Errorf("%+v, %v: want 499 remaining", r, err)
+			r, err := limiter.AllowN(t.Context(), "day", day, 0)
+			if err != nil || r.Remaining != 499 {
+				t.Fatalf("%+v, %v: want 499 remaining", r, err)
 			}
+			t.Logf("%d of 1,000 remain", r.Remaining)
 		})
 	})
 }

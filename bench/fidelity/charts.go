@@ -67,11 +67,11 @@ func writeCharts(dir string, rows []Row) (paths []string, err error) {
 }
 
 // writeTables writes a table for each policy and provider. The cells have each client's
-// refused requests and utilization.
+// refused and sent requests, and its utilization.
 func writeTables(w io.Writer, rows []Row) {
 	type heading struct{ policy, provider string }
 	var written []heading
-	fmt.Fprintln(w, "refused / used, of the upper bound")
+	fmt.Fprintln(w, "refused of sent / used of the upper bound")
 	for _, r := range rows {
 		h := heading{r.Policy, r.Provider}
 		if slices.Contains(written, h) {
@@ -83,7 +83,7 @@ func writeTables(w io.Writer, rows []Row) {
 			g.Rows[i] = rig.Name{Key: n.Key}
 		}
 		for at, r := range results { // rounded down: only a full utilization prints as 100 %
-			g.Cells[at] = rig.Cell{Left: fmt.Sprint(r.Refused), Right: fmt.Sprintf("%.1f %%", math.Floor(1000*r.Utilization+1e-6)/10)}
+			g.Cells[at] = rig.Cell{Left: fmt.Sprintf("%d of %d", r.Refused, r.Sent), Right: fmt.Sprintf("%.1f %%", math.Floor(1000*r.Utilization+1e-6)/10)}
 		}
 		fmt.Fprintf(w, "\n%s, %s, %s\n\n", h.policy, h.provider, g.About)
 		g.Markdown(w)

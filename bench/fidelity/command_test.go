@@ -32,18 +32,18 @@ func TestCommand(t *testing.T) {
 
 func TestTables(t *testing.T) {
 	row := func(client, delay string, refused int64, used float64) Row {
-		return Row{Client: client, Provider: "fixed", Delay: delay, Policy: "5/s", Refused: refused, Utilization: used, Seconds: 60}
+		return Row{Client: client, Provider: "fixed", Delay: delay, Policy: "5/s", Refused: refused, Sent: 300, Utilization: used, Seconds: 60}
 	}
 	var b strings.Builder
 	writeTables(&b, []Row{row("a", "none", 0, 1), row("a", "heavy", 3, 0.99999), row("b", "heavy", 12, 0.5)})
-	want := `refused / used, of the upper bound
+	want := `refused of sent / used of the upper bound
 
 5/s, fixed, 60 s of virtual time each
 
-| client | no delay    | to 500 ms late |
-| ------ | ----------: | -------------: |
-| a      | 0 / 100.0 % |     3 / 99.9 % |
-| b      |             |    12 / 50.0 % |
+| client | no delay           | to 500 ms late     |
+| ------ | -----------------: | -----------------: |
+| a      | 0 of 300 / 100.0 % |  3 of 300 / 99.9 % |
+| b      |                    | 12 of 300 / 50.0 % |
 `
 	if got := b.String(); got != want {
 		t.Errorf("printed\n%s\nwant\n%s", got, want)

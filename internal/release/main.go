@@ -17,13 +17,13 @@ import (
 	"github.com/apithrottle/throttle/internal/published"
 )
 
-const usage = "usage: tools/release.sh VERSION [--prepare | --dry-run]"
+const usage = "usage: tools/release.sh VERSION [--prepare | --dry-run]\n       tools/release.sh --rehearse"
 
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("release: ")
 	args := append(os.Args[1:], "", "")
-	if len(os.Args) > 3 || !slices.Contains([]string{"", prepare, dryRun}, args[1]) {
+	if n := len(os.Args); n < 2 || n > 3 || !slices.Contains([]string{"", prepare, dryRun}, args[1]) {
 		log.Fatal(usage)
 	}
 	root, err := os.Getwd()
@@ -149,7 +149,7 @@ func (r *release) check(mode string) error {
 		return out
 	}
 	if dirty := git("status", "--porcelain"); dirty != "" {
-		bad("the tree has changes that are not committed: commit them or take them away\n%s", dirty)
+		bad("the tree has changes that are not committed: commit or stash them\n%s", dirty)
 	}
 	if git("ls-files", "go.work") != "" {
 		bad("go.work is committed: it would rule every module that has none of its own; remove it")

@@ -105,7 +105,7 @@ func TestRefusals(t *testing.T) {
 		"other prerelease":  {version: "v0.1.0-beta", want: "must have the form"},
 		"a command":         {version: "--dry-run", want: "must have the form"},
 		"another major":     {version: "v2.0.0", mode: prepare, want: "module path must match major version"},
-		"dirty tree":        {do: changed("throttle.go", "7", "8"), dirty: true, want: "changes that are not committed: commit them or take them away\nM throttle.go"},
+		"dirty tree":        {do: changed("throttle.go", "7", "8"), dirty: true, want: "changes that are not committed: commit or stash them\nM throttle.go"},
 		"new file":          {do: write("new.go", "package throttle\n"), dirty: true, want: "?? new.go"},
 		"tag exists":        {do: tagged("cmd/throttle/v0.1.0"), want: "tag cmd/throttle/v0.1.0 exists"},
 		"no section":        {do: changed(changelogFile, "- `Limit`.", ""), want: `CHANGELOG.md has no section "## [0.1.0] - 2006-01-02", and nothing under ## [Unreleased]`},
