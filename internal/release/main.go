@@ -502,16 +502,17 @@ func (r *release) tag() error {
 func (r *release) printSteps(mode string, unprepared bool) {
 	p := func(format string, args ...any) { fmt.Fprintf(r.w, format+"\n", args...) }
 	p("")
-	switch {
-	case unprepared:
-		p("The release can be made. Nothing was written. Next:")
-		p("  tools/release.sh %s --prepare   # then commit, and run --dry-run again", r.version)
-		p("  tools/release.sh %s             # makes the tags; then push the commit, and in this order", r.version)
-	case mode == dryRun:
-		p("The commit can be released. Nothing was written. Next:")
-		p("  tools/release.sh %s             # makes the tags; then push the commit, and in this order", r.version)
-	default:
-		p("The tags are made, and nothing is pushed. Push the commit, and then in this order:")
+	if mode == dryRun {
+		if unprepared {
+			p("The release can be made. Nothing was written. Next:")
+			p("  tools/release.sh %s --prepare   # then commit, and run --dry-run again", r.version)
+		} else {
+			p("The commit can be released. Nothing was written. Next:")
+		}
+		p("  git push origin HEAD                # then wait until its checks have passed")
+		p("  tools/release.sh %s             # makes the tags, which you push in this order:", r.version)
+	} else {
+		p("The tags are made, and nothing is pushed. When the checks of the commit have passed:")
 	}
 	for _, m := range r.modules {
 		p("  git push origin %s", m.name(r.version))
