@@ -24,7 +24,8 @@ type watch struct {
 	end    tally
 }
 
-// run samples until the end. In the last quarter of the quiet time no fault has an effect any more.
+// run samples until the end. In a run of ten minutes or more, no fault has an effect any more in the last
+// quarter of the quiet time.
 func (w *watch) run() {
 	last := w.stand.snapshot()
 	tick := time.NewTicker(time.Second)
