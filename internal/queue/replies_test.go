@@ -138,10 +138,11 @@ func TestReserverAsksForTheFirst(t *testing.T) {
 				}
 				for synctest.Wait(); quota.unanswered() > 0; synctest.Wait() {
 					question := quota.next(t)
-					for _, w := range q.calls.asking[:1] {
-						if at, ok := told[w]; ok && time.Now().Before(at) {
-							t.Fatalf("seed %d: the queue asks %v before the wait has passed", seed, time.Until(at))
-						}
+					q.mu.Lock()
+					asking := slices.Clone(q.calls.asking)
+					q.mu.Unlock()
+					if at, ok := told[asking[0]]; ok && time.Now().Before(at) {
+						t.Fatalf("seed %d: the queue asks %v before the wait has passed", seed, time.Until(at))
 					}
 					if asked++; asked > 1000 {
 						t.Fatalf("seed %d: the queue asks again and again", seed)
@@ -150,7 +151,7 @@ func TestReserverAsksForTheFirst(t *testing.T) {
 						callers[random.IntN(len(callers))].cancel()
 						synctest.Wait()
 					}
-					asking, n := q.calls.asking, random.IntN(len(question.requests)+1)
+					n := random.IntN(len(question.requests) + 1)
 					ds := quota.at(question, slices.Repeat([]time.Duration{time.Duration(random.IntN(100)) * ms}, random.IntN(2)*n)...)
 					admitted := len(ds)
 					clear(told)
@@ -166,10 +167,11 @@ func TestReserverAsksForTheFirst(t *testing.T) {
 					}
 					question.done(ds, nil)
 				}
-				if w := q.firstUnreserved(); w != nil {
-					if at, ok := told[w]; len(q.calls.asking) == 0 && len(q.reserved) == 0 && (!ok || time.Now().After(at)) {
-						t.Fatalf("seed %d: the queue does not ask for the first caller", seed)
-					}
+				q.mu.Lock()
+				w, idle := q.firstUnreserved(), len(q.calls.asking) == 0 && len(q.reserved) == 0
+				q.mu.Unlock()
+				if at, ok := told[w]; w != nil && idle && (!ok || time.Now().After(at)) {
+					t.Fatalf("seed %d: the queue does not ask for the first caller", seed)
 				}
 			}
 			for _, c := range callers {
