@@ -12,9 +12,10 @@ import (
 )
 
 // TestAwayReplyBesideAnother tests that a caller that was away asks again by its own reply, if a caller
-// behind it has been told to wait in the meantime.
+// behind it has been told to wait in the meantime. No call is under way when it comes back: after one, the
+// first caller would ask at once, because what the other has left may have room.
 func TestAwayReplyBesideAnother(t *testing.T) {
-	for _, behind := range []time.Duration{sec, 2 * sec, time.Minute} {
+	for _, behind := range []time.Duration{700 * ms, 2 * sec, time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
 			q := New(complete(Config{Quota: later(behind)}))
 			var others, asked []time.Time
