@@ -72,10 +72,11 @@ race:
 	THROTTLE_REQUIRE_REDIS= go test -vet=off -short $(RACE) -timeout 30m -p 4 -skip 'StandIn$$' ./...
 
 # soak runs every test of the library without the race detector and without -short, and plays its random
-# storms SOAK times: 1 is their full number.
+# storms SOAK times: 1 is their full number. Those on real servers measure real time, so they come last, alone.
 SOAK ?= 10
 soak: redis
-	$(call skips,THROTTLE_SOAK=$(SOAK) go test -vet=off -count=1 -cpu 1 -timeout 60m -p 3 ./...)
+	$(call skips,THROTTLE_SOAK=$(SOAK) go test -vet=off -count=1 -cpu 1 -timeout 60m -p 3 -skip '^TestServer' ./... && \
+		THROTTLE_SOAK=$(SOAK) go test -vet=off -count=1 -timeout 60m -p 1 -run '^TestServer' ./distributed ./internal/redistest ./internal/fakeapi)
 
 # valkey runs what servers may differ in on a valkey-server, if there is one or apt-get has one: the
 # tests whose names begin with TestServer, which have the faults, the contract of a store, scripts and

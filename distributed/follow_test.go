@@ -645,8 +645,8 @@ func (h history) of(at time.Time) era {
 }
 
 // Whatever limits an API has, and whenever they change, nothing is refused that is sent half a second after
-// the first response that names a limit, and nearly all of each hour of one limit is used
-// where each response names it.
+// the first response that names a limit, but for a probe after each refusal before, and nearly all of each hour
+// of one limit is used where each response names it.
 func TestFleetFollowsRandomly(t *testing.T) {
 	soak.Long(t, "a fleet plays for minutes, and TestFleetLaws plays one")
 	t.Parallel()
@@ -696,10 +696,13 @@ func TestFleetFollowsRandomly(t *testing.T) {
 // check checks what was sent.
 func (h history) check(f *followers, seed uint64, began time.Time) {
 	used := make(map[time.Time]int64) // by hour
+	probes := make(map[time.Time]int) // that may be refused, by the beginning of the era
 	for _, s := range f.api.sent {
 		if e := h.of(s.at); !s.refused {
 			used[s.at.Truncate(hour)] += points
-		} else if !e.told.IsZero() && s.at.Sub(e.told) > sec/2 {
+		} else if e.told.IsZero() || s.at.Sub(e.told) <= sec/2 {
+			probes[e.from]++
+		} else if probes[e.from]--; probes[e.from] < 0 {
 			f.Errorf("seed %d: a request is refused at %v, %v after a response has named %d", seed, s.at, s.at.Sub(e.told), e.limit)
 		}
 	}
