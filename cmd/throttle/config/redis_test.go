@@ -106,7 +106,7 @@ clients:
 		}
 	}
 	n, err := send(t, b, "https://b.example/", "web")
-	if sent > 1 || n != 3 || !errors.Is(err, throttle.ErrDeadline) || !strings.Contains(err.Error(), `policy "client:web"`) {
-		t.Errorf("%d and %d requests were sent, then %v, want at most 1, and 3", sent, n, err)
+	if sent > 1 || n < 2 || n > 3 || !errors.Is(err, throttle.ErrDeadline) || !strings.Contains(err.Error(), `policy "client:web"`) {
+		t.Errorf("%d and %d requests were sent, then %v, want at most 1, and 3, or 2 while a request to /a asks", sent, n, err)
 	}
 }
