@@ -93,6 +93,7 @@ func storm(ctx context.Context, l *throttle.Limiter, requests int, longest time.
 // TestCalledOnce checks that each call of Redis is told once, as the client counts them, and that the
 // calls decide all requests.
 func TestCalledOnce(t *testing.T) {
+	soak.Long(t, "a fleet plays for minutes, and TestFleetLaws plays one")
 	t.Parallel()
 	for name, tiers := range map[string][]throttle.Tier{
 		"windows": {per(sec, 20, throttle.SlidingLog), throttle.PerHour(10_000)},

@@ -15,6 +15,7 @@ import (
 // Releases of which some estimate a unit and some do not, side by side, never admit more than the
 // larger limit, and at last nothing is in flight.
 func TestReleasesEstimate(t *testing.T) {
+	soak.Long(t, "many releases work side by side, and TestReleasesByTurns plays some")
 	t.Parallel()
 	t.Run("miniredis", func(t *testing.T) { checkReleasesEstimate(t, miniSubject(t), soak.Times(15)) })
 	t.Run("redis", func(t *testing.T) { checkReleasesEstimate(t, serverSubject(t), soak.Times(40)) })

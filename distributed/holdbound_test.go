@@ -17,6 +17,7 @@ import (
 // TestHoldLocalBound checks that the provider's count of a quota of this process, which a caller holds
 // while it asks a server, refuses none of the requests: whatever the guard, inside and around.
 func TestHoldLocalBound(t *testing.T) {
+	soak.Long(t, "a fleet plays for minutes, and TestFleetLaws plays one")
 	const guard = 50 * ms
 	for _, test := range []struct {
 		name         string
@@ -37,7 +38,6 @@ func TestHoldLocalBound(t *testing.T) {
 		{"in the middle, NoGuard, as slow, far away", throttle.NoGuard, 10, 20, 500 * ms, 10 * sec},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			soak.Sample(t, 10)
 			t.Parallel()
 			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 				tier := func(n int64) []throttle.Tier { return []throttle.Tier{per(test.window, n, throttle.SlidingLog)} }

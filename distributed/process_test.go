@@ -625,6 +625,7 @@ func TestFleetPause(t *testing.T) {
 // pause comes, even if the server has not loaded the query's script. Until then the process admits
 // what was reserved before the pause.
 func TestFleetPauseAtStart(t *testing.T) {
+	soak.Long(t, "a fleet plays for minutes, and TestFleetLaws plays one")
 	t.Parallel()
 	const trip, length = 20 * ms, 400 * ms
 	for at := 3 * trip; at < 15*trip; at += 10 * ms {

@@ -103,6 +103,7 @@ func sendFor(t *testing.T, p http.RoundTripper, tier throttle.Tier, processes in
 // anchored window opens anew. A bucket sends before enough has drained, and is refused once in a
 // window.
 func TestFleetToldReset(t *testing.T) {
+	soak.Long(t, "a fleet plays for minutes, and TestFleetLaws plays one")
 	t.Parallel()
 	minutes := soak.Times(3)
 	for algorithm, refused := range map[throttle.Algorithm]int{
@@ -114,7 +115,6 @@ func TestFleetToldReset(t *testing.T) {
 		}
 		for _, processes := range fleets {
 			t.Run(fmt.Sprintf("%v, %d processes", algorithm, processes), func(t *testing.T) {
-				soak.Sample(t, 3)
 				virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 					began := time.Now()
 					p := &windowed{limit: 100, ends: began.Add(33*sec + 500*ms)}

@@ -396,6 +396,7 @@ func TestLeasesChange(t *testing.T) {
 // TestLeasesLive checks that the keys of leases live as long as the state, and at most twelve leases
 // and two minutes longer.
 func TestLeasesLive(t *testing.T) {
+	soak.Long(t, "a fleet plays for minutes, and TestFleetLaws plays one")
 	t.Parallel()
 	s, m := miniServer(t)
 	s.begin(planOf(t, 0, "10;algo=concurrency", "5/m"))

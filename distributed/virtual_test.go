@@ -19,6 +19,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/redismem"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -228,6 +229,7 @@ func TestFleetProbeUnsent(t *testing.T) {
 // Nothing else is sent before the response to a probe, however slow it is. If the process of the
 // probe dies, the others wait two seconds at most.
 func TestFleetProbeSlow(t *testing.T) {
+	soak.Long(t, "a fleet plays for minutes, and TestFleetLaws plays one")
 	t.Parallel()
 	for name, dies := range map[string]bool{"the response takes 20 s": false, "its process dies": true} {
 		t.Run(name, func(t *testing.T) {

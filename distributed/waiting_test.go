@@ -150,6 +150,7 @@ func TestWaitingProcesses(t *testing.T) {
 // TestNewcomerWaitsATurn checks that a process that comes waits for about a turn behind each process that
 // waits, and is refused at once if its deadline is before that.
 func TestNewcomerWaitsATurn(t *testing.T) {
+	soak.Long(t, "a fleet plays for minutes, and TestFleetLaws plays one")
 	t.Parallel()
 	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 		c := &crowd{t: t, process: process}
