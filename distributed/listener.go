@@ -311,8 +311,8 @@ func (l *listener) ask(i *inquiry, key string) {
 
 // inquire asks about keys, one round trip after the other. A new connection begins the
 // subscriptions of all keys at once. After each trip for these, inquire rests for about the
-// duration of the trip, and a second at most, so a process with many keys does not block Redis for
-// the others.
+// duration of the trip, but for two seconds at most, so a process with many keys does not block
+// Redis for the others.
 func (l *listener) inquire(i *inquiry) {
 	for {
 		asked := l.next(i)
@@ -323,7 +323,7 @@ func (l *listener) inquire(i *inquiry) {
 		l.store.peeker.peek(asked)
 		l.answered(i, asked)
 		if i == &l.begun {
-			time.Sleep(rand.N(min(2*time.Since(began), time.Second) + 10*time.Millisecond))
+			time.Sleep(rand.N(min(2*time.Since(began), 2*defaultTimeout) + 10*time.Millisecond))
 		}
 	}
 }
