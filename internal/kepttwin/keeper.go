@@ -83,6 +83,7 @@ type Memory struct {
 	mu      sync.Mutex // guards all below
 	values  map[string]kept.Write
 	step    time.Duration
+	lag     time.Duration
 	forgets bool
 	closed  bool
 }
@@ -103,6 +104,13 @@ func (m *Memory) Step(by time.Duration) {
 	m.step += by
 }
 
+// Lag makes each transaction end as long after its changes.
+func (m *Memory) Lag(by time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lag = by
+}
+
 // Forget makes the keeper forget each value that it may forget, from now on or no longer.
 func (m *Memory) Forget(forgets bool) {
 	m.mu.Lock()
@@ -119,10 +127,16 @@ func (m *Memory) close() {
 
 // Update implements kept.Keeper.
 func (m *Memory) Update(_ context.Context, names [][]byte, change func(kept.View) ([]kept.Write, error)) error {
+	lag, err := m.update(names, change)
+	time.Sleep(lag)
+	return err
+}
+
+func (m *Memory) update(names [][]byte, change func(kept.View) ([]kept.Write, error)) (lag time.Duration, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return errors.New("the keeper is closed")
+		return 0, errors.New("the keeper is closed")
 	}
 	now := time.Now()
 	v := kept.View{Wall: m.wall(), Sent: now, Got: now}
@@ -136,7 +150,7 @@ func (m *Memory) Update(_ context.Context, names [][]byte, change func(kept.View
 	}
 	writes, err := change(v)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	for i, w := range writes {
 		if w.Value != nil {
@@ -146,5 +160,5 @@ func (m *Memory) Update(_ context.Context, names [][]byte, change func(kept.View
 			m.values[string(names[i])] = w
 		}
 	}
-	return nil
+	return m.lag, nil
 }

@@ -281,8 +281,11 @@ func (b booked) isLike(o booked) bool {
 // take. It reports whether the time was still to come.
 func (s *state) giveBack(b booked) (toCome bool) {
 	i := slices.IndexFunc(s.book, func(o booked) bool {
-		return !o.free && o.process == b.process && (o.isLike(b) || b.process != nobody && o.reservation == b.reservation)
+		return !o.free && b.process != nobody && o.reservation == b.reservation
 	})
+	if i < 0 { // those of nobody are told apart by what they are alone
+		i = slices.IndexFunc(s.book, func(o booked) bool { return !o.free && o.process == b.process && o.isLike(b) })
+	}
 	for j := len(s.book) - 1; j > i && i >= 0 && b.process != nobody; j-- { // one that is like it is as good
 		if o := s.book[j]; !o.free && o.process == b.process && o.isLike(s.book[i]) {
 			s.book[i], s.book[j], i = o, s.book[i], j

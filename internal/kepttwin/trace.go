@@ -213,8 +213,8 @@ func (x *trace) begin(e event) {
 	}
 	x.before = s.clone()
 	x.must = x.setNow(e)
-	s.use(p.plan, p.replaces)
 	x.must = s.begin() || x.must
+	s.use(p.plan, p.replaces)
 	reports := slices.Concat(p.pending, p.ended)
 	p.ended, p.pending = nil, nil
 	if _, waits := s.waiters[e.process]; waits && p.unwatch == nil {
@@ -381,6 +381,10 @@ func (x *trace) change(p int) {
 	q := x.processes[p]
 	x.settle()
 	old, plan := q.plan, x.plan()
+	if x.Memory != nil && x.IntN(2) == 0 { // what is booked may come due between the transactions
+		x.Memory.Lag(time.Duration(x.Int64N(int64(x.window))).Truncate(time.Millisecond) + odd)
+		defer func() { x.Memory.Lag(0); x.pass(time.Millisecond) }()
+	}
 	if err := q.quota.(store.Lifecycle).Change(x.ctx, plan); err != nil {
 		x.errorf("change: %v", err)
 	}

@@ -176,10 +176,16 @@ func write(p *server.Peer, reply any) {
 }
 
 // Dial returns a client of the server. Each command takes the delay to arrive, and its reply takes
-// no time. If delay is nil, a command takes no time either, and the client works outside of a bubble too.
+// no time. If delay is nil, a command takes no time either, and the client works outside of a bubble too:
+// it then waits for each reply, however long the machine is busy, and sends each command once.
 // Close the client and the server in the bubble.
 func Dial(server *miniredis.Miniredis, delay func() time.Duration) *redis.Client {
+	retries, timeout := 0, time.Duration(0) // the defaults
+	if delay == nil {
+		retries, timeout = -1, -1 // none
+	}
 	return redis.NewClient(&redis.Options{
+		MaxRetries: retries, ReadTimeout: timeout, WriteTimeout: timeout,
 		Addr:     "127.0.0.1:6379", // an IP address, because a name would be looked up
 		PoolSize: 256,              // large enough to avoid a wait for a connection, whose timer would outlive the bubble
 		// The race detector marks each byte of new buffers, and those of go-redis have 64 KiB in all.

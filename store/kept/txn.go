@@ -161,6 +161,9 @@ func (t *txn) choose(q *quota) error {
 		} else if i := slices.IndexFunc(t.ledgers, func(r record) bool { return r.text == q.replaces }); i >= 0 {
 			older = []int{i}
 		}
+		t.own = 0
+		t.indexUnits()
+		t.commit() // at instants that the other plans have decided
 		from, kept := t.split(older)
 		t.remap(append(slices.Clip(kept), record{text: text, plan: t.plan, ledger: t.convert(from)}))
 	}
