@@ -83,7 +83,7 @@ type Memory struct {
 	mu      sync.Mutex // guards all below
 	values  map[string]kept.Write
 	step    time.Duration
-	lag     time.Duration
+	after   time.Duration // by which the next transaction sets the clock when it ends
 	forgets bool
 	closed  bool
 }
@@ -104,11 +104,11 @@ func (m *Memory) Step(by time.Duration) {
 	m.step += by
 }
 
-// Lag makes each transaction end as long after its changes.
-func (m *Memory) Lag(by time.Duration) {
+// StepAfter sets the clock after the next transaction.
+func (m *Memory) StepAfter(by time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.lag = by
+	m.after = by
 }
 
 // Forget makes the keeper forget each value that it may forget, from now on or no longer.
@@ -127,16 +127,10 @@ func (m *Memory) close() {
 
 // Update implements kept.Keeper.
 func (m *Memory) Update(_ context.Context, names [][]byte, change func(kept.View) ([]kept.Write, error)) error {
-	lag, err := m.update(names, change)
-	time.Sleep(lag)
-	return err
-}
-
-func (m *Memory) update(names [][]byte, change func(kept.View) ([]kept.Write, error)) (lag time.Duration, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return 0, errors.New("the keeper is closed")
+		return errors.New("the keeper is closed")
 	}
 	now := time.Now()
 	v := kept.View{Wall: m.wall(), Sent: now, Got: now}
@@ -150,7 +144,7 @@ func (m *Memory) update(names [][]byte, change func(kept.View) ([]kept.Write, er
 	}
 	writes, err := change(v)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	for i, w := range writes {
 		if w.Value != nil {
@@ -160,5 +154,6 @@ func (m *Memory) update(names [][]byte, change func(kept.View) ([]kept.Write, er
 			m.values[string(names[i])] = w
 		}
 	}
-	return m.lag, nil
+	m.step, m.after = m.step+m.after, 0
+	return nil
 }

@@ -381,9 +381,9 @@ func (x *trace) change(p int) {
 	q := x.processes[p]
 	x.settle()
 	old, plan := q.plan, x.plan()
-	if x.Memory != nil && x.IntN(2) == 0 { // what is booked may come due between the transactions
-		x.Memory.Lag(time.Duration(x.Int64N(int64(x.window))).Truncate(time.Millisecond) + odd)
-		defer func() { x.Memory.Lag(0); x.pass(time.Millisecond) }()
+	if x.Memory != nil && !x.state.pause.Probing && x.IntN(2) == 0 { // what is booked comes due between the transactions
+		x.moved = true
+		x.Memory.StepAfter(time.Duration(x.Int64N(int64(x.window))).Truncate(time.Microsecond))
 	}
 	if err := q.quota.(store.Lifecycle).Change(x.ctx, plan); err != nil {
 		x.errorf("change: %v", err)
