@@ -82,6 +82,41 @@ func amountOver(total int64) string {
 	return map[bool]string{true: "$4 more than the budget", false: "a little more than the budget"}[total >= 503_500_000_000]
 }
 
+// TestBudgetsTellOwnersApart reads the budgets of two keys, whose policy and tier are the same.
+func TestBudgetsTellOwnersApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var b Budgets
+		var limiters []*throttle.Limiter
+		for range 2 {
+			limiters = append(limiters, limiter(t, parse(t, NewStats(), "$500/month")))
+		}
+		read := func() (got []*Forecast) {
+			for i, l := range limiters {
+				s, err := l.Status(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				got = append(got, b.Read(strconv.Itoa(i), s.Tiers[0]))
+			}
+			return got
+		}
+		if got := read(); got[0] != nil || got[1] != nil {
+			t.Errorf("forecasts %v before anything is known, want none", got)
+		}
+		for range 10 * 24 {
+			spend(t, limiters[0], 1_000_000_000)
+			spend(t, limiters[1], 500_000_000)
+			time.Sleep(time.Hour)
+			read()
+		}
+		for i, want := range []string{"$744 expected by 31 Jan, $244 more than the budget", "$372 expected by 31 Jan"} {
+			if got := read()[i]; got == nil || got.Text != want || got.Rough {
+				t.Errorf("budget %d: forecast %+v, want %q", i, got, want)
+			}
+		}
+	})
+}
+
 // TestForecastAfterARestart tests that another Stats begins with what the quota has used.
 func TestForecastAfterARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

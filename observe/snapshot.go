@@ -505,11 +505,7 @@ func (s *Stats) forecast(of owner, place int, t throttle.TierStatus, now time.Ti
 			return p.busy.Of(hour)
 		}
 	}
-	f, ok := s.budgets.Read(of.budgets, place, t, now, busy)
-	if !ok {
-		return nil
-	}
-	return &Forecast{f.Total, f.Rough, f.Text}
+	return newForecast(&s.budgets, of.budgets, place, t, now, busy)
 }
 
 // learnedSnapshot returns what a tier has learned, or nil if it does not learn.

@@ -7,14 +7,13 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
-	"github.com/apithrottle/throttle/internal/projection"
+	"github.com/apithrottle/throttle/observe"
 )
 
 // A watch has the instruments of Watch.
@@ -26,7 +25,7 @@ type watch struct {
 	learnedRate, noise      metric.Float64ObservableGauge
 	budget, spent, forecast metric.Float64ObservableGauge // of budgets in dollars
 
-	budgets projection.Meters
+	budgets observe.Budgets
 }
 
 // Watch reads the Status of limiters at each collection of metrics, with the context of the collection:
@@ -86,7 +85,7 @@ func (w *watch) collectDollars(o metric.Observer, key watchedTier, t throttle.Ti
 	}
 	o.ObserveFloat64(w.budget, float64(t.Limit)/1e9, set)
 	o.ObserveFloat64(w.spent, float64(t.Used)/1e9, set)
-	if f, ok := w.budgets.Read(key.policy, 0, t, time.Now(), nil); ok {
+	if f := w.budgets.Read("", t); f != nil {
 		o.ObserveFloat64(w.forecast, float64(f.Total)/1e9, set)
 	}
 }

@@ -23,7 +23,6 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/cmd/throttle/config"
 	"github.com/apithrottle/throttle/cmd/throttle/internal/alike"
-	"github.com/apithrottle/throttle/internal/projection"
 	"github.com/apithrottle/throttle/observe"
 	"github.com/apithrottle/throttle/page"
 	"github.com/apithrottle/throttle/store"
@@ -246,7 +245,7 @@ type openQuota struct {
 	store *place
 	*throttle.Limiter
 	one     throttle.Cost // of what the policy counts
-	budgets *projection.Meters
+	budgets *observe.Budgets
 }
 
 // openQuotas opens quotas in their store. It makes no file.
@@ -280,7 +279,7 @@ func (c *command) openQuotas(q quotas) (opened []openQuota, closer func(), err e
 		if units := countedUnits(p.Policy); !slices.Contains(units, algorithms.Requests) {
 			one = throttle.Cost{units[0]: 1}
 		}
-		opened = append(opened, openQuota{label, &q.store, l, one, new(projection.Meters)})
+		opened = append(opened, openQuota{label, &q.store, l, one, new(observe.Budgets)})
 	}
 	return opened, closer, nil
 }
@@ -308,9 +307,7 @@ func (q openQuota) read(ctx context.Context, explain bool) quotaResult {
 // forecast adds the forecasts of budgets to the results of their tiers.
 func (q openQuota) forecast(status throttle.Status, tiers []tierResult) {
 	for i, t := range status.Tiers {
-		if f, ok := q.budgets.Read("", i, t, time.Now(), nil); ok {
-			tiers[i].Forecast = &observe.Forecast{Total: f.Total, Rough: f.Rough, Text: f.Text}
-		}
+		tiers[i].Forecast = q.budgets.Read(strconv.Itoa(i), t)
 	}
 }
 

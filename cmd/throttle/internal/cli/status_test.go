@@ -19,7 +19,6 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/cmd/throttle/config"
-	"github.com/apithrottle/throttle/internal/projection"
 	"github.com/apithrottle/throttle/internal/redistest"
 	"github.com/apithrottle/throttle/observe"
 	"github.com/apithrottle/throttle/page"
@@ -364,7 +363,7 @@ func TestStatusInDollars(t *testing.T) {
 			t.Fatal(err)
 		}
 		for name, q := range map[string]quotaResult{
-			"quota": openQuota{"models", new(place), l, nil, new(projection.Meters)}.read(t.Context(), false),
+			"quota": openQuota{"models", new(place), l, nil, new(observe.Budgets)}.read(t.Context(), false),
 			"page":  pageResults(state.Policies[0], state.Time)[0],
 		} {
 			const expected = "about $614 expected by 31 Jan, $114 more than the budget"
