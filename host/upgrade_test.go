@@ -9,13 +9,17 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
 
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/host"
 	"github.com/apithrottle/throttle/internal/upgradetest"
+	"github.com/apithrottle/throttle/store/kept"
 )
 
 var (
@@ -123,5 +127,40 @@ func TestNewerFormat(t *testing.T) {
 				s.CheckNewer(t, upgradetest.Process{Store: openFile(t, path), Dump: func() upgradetest.Values { return zip(t, path) }})
 			})
 		})
+	}
+}
+
+// TestNewerBolt checks that a file of a later version of bbolt is refused, with an error that says to upgrade, and stays
+// as it is, both when it is opened and when another process has upgraded it meanwhile.
+func TestNewerBolt(t *testing.T) {
+	path := file(t)
+	s := openFile(t, path)
+	l := limiter(t, exact(throttle.PerHour(3)), s)
+	if allowed(l, 2) != 2 {
+		t.Fatal("the quota was not fresh")
+	}
+	newer, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const version = 20 // after the header of a page and the magic number
+	for _, page := range []int{0, os.Getpagesize()} {
+		if newer[page+version] != 2 {
+			t.Fatalf("got version %d of bbolt's format, want 2", newer[page+version])
+		}
+		newer[page+version]++
+	}
+	if err := os.WriteFile(path, newer, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err = host.Open(path)
+	for name, err := range map[string]error{"Open": err, "Wait": l.Wait(background), "Pause": l.Pause(background, sec)} {
+		if !errors.Is(err, kept.ErrNewer) || errors.Is(err, throttle.ErrUnavailable) || errors.Is(err, host.ErrDamaged) ||
+			!strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "was not changed") {
+			t.Errorf("%s: got %v, want an error that says to upgrade", name, err)
+		}
+	}
+	if after, err := os.ReadFile(path); err != nil || !bytes.Equal(after, newer) {
+		t.Errorf("the file was changed, %v", err)
 	}
 }
