@@ -5,10 +5,8 @@ import (
 	"compress/gzip"
 	"encoding/json"
 	"errors"
-	"flag"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -22,30 +20,20 @@ import (
 	"github.com/apithrottle/throttle/store/kept"
 )
 
-var (
-	recordTo = flag.String("record", "", "write testdata/upgrade/NAME.json with the code that is checked out")
-	recordBy = flag.String("commit", "", "the commit that is checked out, and its date")
-	teaches  = flag.Bool("teaches", true, "the commit has Learn and Follow")
-)
-
 // TestUpgrade checks that programs go on from the files of earlier releases of them: what was admitted stays charged,
 // pauses hold, permits stay open, and limits that responses taught stay. Each file of testdata/upgrade is of one commit;
 // in it are compressed files of quotas. To record one, see package upgradetest:
 //
 //	go test ./host -run TestUpgrade -args -record NAME -commit "HASH, DATE"
 func TestUpgrade(t *testing.T) {
-	if *recordTo != "" {
-		upgradetest.File{Commit: *recordBy, States: upgradetest.Record(t, upgradetest.Options{Holds: true, Teaches: *teaches},
-			func(t *testing.T, f func(*testing.T, upgradetest.Process)) {
-				path := file(t)
-				synctest.Test(t, func(t *testing.T) {
-					f(t, upgradetest.Process{Store: openFile(t, path), Dump: func() upgradetest.Values { return zip(t, path) }})
-					time.Sleep(5 * time.Minute)
-				})
-			},
-		)}.Write(t, filepath.Join("testdata", "upgrade", *recordTo+".json"))
-	}
-	upgradetest.Replay(t, filepath.Join("testdata", "upgrade"), func(t *testing.T, s *upgradetest.State, check func(*testing.T, upgradetest.Process)) {
+	upgradetest.Record(t, upgradetest.Options{Holds: true}, func(t *testing.T, f func(*testing.T, upgradetest.Process)) {
+		path := file(t)
+		synctest.Test(t, func(t *testing.T) {
+			f(t, upgradetest.Process{Store: openFile(t, path), Dump: func() upgradetest.Values { return zip(t, path) }})
+			time.Sleep(5 * time.Minute)
+		})
+	})
+	upgradetest.Replay(t, func(t *testing.T, s *upgradetest.State, check func(*testing.T, upgradetest.Process)) {
 		path := unzip(t, s)
 		synctest.Test(t, func(t *testing.T) {
 			time.Sleep(time.Until(time.UnixMicro(s.At)))
@@ -93,7 +81,7 @@ func unzip(t *testing.T, s *upgradetest.State) (path string) {
 // TestNewerFormat checks that this release refuses quotas of the next format, with an error that says to upgrade, and
 // leaves the file as it is.
 func TestNewerFormat(t *testing.T) {
-	for _, s := range upgradetest.Read(t, filepath.Join("testdata", "upgrade", "0ac84d6f.json")).States {
+	for _, s := range upgradetest.States(t, "0ac84d6f") {
 		switch s.Name {
 		case "sliding_log", "nested", "concurrency", "pause":
 		default:
