@@ -2,12 +2,12 @@
 # image.sh IMAGE VERSION GO PROGRAMS   builds the image of the last commit with a version of Go, compares its programs
 #                                      with those in a directory, pushes it as IMAGE:VERSION, and prints its digest
 #
-# All times in the image are that of the commit. So a second run builds the same image, unless GO, the certificates of
+# All times in the image are the time of the commit. So a second run builds the same image, unless GO, the certificates of
 # the build image, or BuildKit have changed. The script never moves a tag: one that exists must have the digest of
 # what was built. It therefore pushes by digest first. That also makes the registry say "not found" of a new tag,
 # rather than deny access to an unknown package.
 set -eu
-image=$1 tag=$1:${2#v} go=$3 programs=$4
+image=$1 tag=$1:${2#v} go=$3 programs=$(cd "$4" && pwd)
 cd "$(dirname "$0")/.."
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH

@@ -481,7 +481,8 @@ func (r *release) use(m module, env []string) error {
 }
 
 // tag tags the commit that was proven, even if there is a later one by now. It makes the tags in the clone, and a single
-// transaction adds all of them to the tree of the maintainer. After an error, or if the process is killed, that has none.
+// transaction adds all of them to the tree of the maintainer. After an error, or if the process is killed before the
+// transaction, the tree has none.
 func (r *release) tag() error {
 	env, err := r.tagger()
 	if err != nil {
