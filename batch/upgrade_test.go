@@ -3,9 +3,7 @@ package batch_test
 import (
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"hash/crc32"
 	"iter"
@@ -19,11 +17,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/batch"
-)
-
-var (
-	recordTo = flag.String("record", "", "write testdata/upgrade/NAME.json with the code that is checked out")
-	recordBy = flag.String("commit", "", "the commit that is checked out, and its date")
+	"github.com/apithrottle/throttle/internal/upgradetest"
 )
 
 // A recordedJournal is a file that the code of a commit wrote, and what the functions of its job saw.
@@ -45,16 +39,12 @@ type recordedJournal struct {
 //
 //	go test ./batch -run TestJournalUpgrade -args -record NAME -commit "HASH, DATE"
 func TestJournalUpgrade(t *testing.T) {
-	if *recordTo != "" {
-		recordJournal(t, filepath.Join("testdata", "upgrade", *recordTo+".json"))
+	if commit, ok := upgradetest.Recorded(); ok {
+		upgradetest.Write(t, recordJournal(t, commit))
 	}
-	files, _ := filepath.Glob("testdata/upgrade/*.json")
-	if len(files) == 0 {
-		t.Fatal("testdata/upgrade has no files")
-	}
-	for _, path := range files {
-		t.Run(filepath.Base(path), func(t *testing.T) {
-			r, path := openRecorded(t, path)
+	for _, name := range upgradetest.Names(t) {
+		t.Run(name, func(t *testing.T) {
+			r, path := openRecorded(t, name)
 			j, err := batch.OpenJournal(path, batch.JournalOptions{})
 			if err != nil {
 				t.Fatal(err)
@@ -97,8 +87,7 @@ func TestJournalUpgrade(t *testing.T) {
 // TestJournalOfNewerFormat checks that a journal of the next version is refused, with an error that says to use a newer
 // program, and stays as it is.
 func TestJournalOfNewerFormat(t *testing.T) {
-	files, _ := filepath.Glob("testdata/upgrade/*.json")
-	r, path := openRecorded(t, files[len(files)-1])
+	r, path := openRecorded(t, slices.Max(upgradetest.Names(t)))
 	version := len("throttle batch journal\n")
 	r.File[version]++
 	sum := version + 1 + 16
@@ -116,17 +105,11 @@ func TestJournalOfNewerFormat(t *testing.T) {
 }
 
 // openRecorded writes the file of a recorded journal.
-func openRecorded(t *testing.T, from string) (r recordedJournal, path string) {
+func openRecorded(t *testing.T, name string) (r recordedJournal, path string) {
 	t.Helper()
+	upgradetest.Read(t, name, &r)
 	path = filepath.Join(t.TempDir(), "journal")
-	text, err := os.ReadFile(from)
-	if err == nil {
-		err = json.Unmarshal(text, &r)
-	}
-	if err == nil {
-		err = os.WriteFile(path, r.File, 0o600)
-	}
-	if err != nil {
+	if err := os.WriteFile(path, r.File, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return r, path
@@ -171,12 +154,12 @@ func all(items int) iter.Seq2[string, int] {
 	}
 }
 
-// recordJournal writes a journal of two runs, of which a kill ends the second one: its file is copied before a result is
+// recordJournal returns a journal of two runs, of which a kill ends the second one: its file is copied before a result is
 // entered.
-func recordJournal(t *testing.T, to string) {
+func recordJournal(t *testing.T, commit string) recordedJournal {
 	path := filepath.Join(t.TempDir(), "journal")
 	r := recordedJournal{
-		Commit: *recordBy, Items: 40, Failed: map[string]string{},
+		Commit: commit, Items: 40, Failed: map[string]string{},
 		Calls: "a run of 20 items, of which every seventh failed; a run of 40, in which every fifth failed, and which was killed in the Result of item 33",
 	}
 	j, err := batch.OpenJournal(path, batch.JournalOptions{Sync: -1})
@@ -206,11 +189,5 @@ func recordJournal(t *testing.T, to string) {
 	if err := j.Close(); err != nil {
 		t.Fatal(err)
 	}
-	text, err := json.MarshalIndent(r, "", "\t")
-	if err == nil {
-		err = os.WriteFile(to, append(text, '\n'), 0o644)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	return r
 }

@@ -3,8 +3,6 @@ package distributed_test
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -13,11 +11,6 @@ import (
 
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/upgradetest"
-)
-
-var (
-	recordTo = flag.String("record", "", "write testdata/upgrade/NAME.json with the code that is checked out")
-	recordBy = flag.String("commit", "", "the commit that is checked out, and its date")
 )
 
 // A keyValue is a key of a server and its value, of which two kinds are empty.
@@ -79,17 +72,13 @@ func load(m *miniredis.Miniredis, all []keyValue) {
 //
 //	go test ./distributed -run TestUpgrade -args -record NAME -commit "HASH, DATE"
 func TestUpgrade(t *testing.T) {
-	if *recordTo != "" {
-		upgradetest.File{Commit: *recordBy, States: upgradetest.Record(t, upgradetest.Options{Ahead: true, Holds: true, Teaches: true},
-			func(t *testing.T, f func(*testing.T, upgradetest.Process)) {
-				bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
-					s := distributed.New(near(t, m), distributed.Options{})
-					f(t, upgradetest.Process{Store: s, Dump: func() upgradetest.Values { return dump(m) }})
-				})
-			},
-		)}.Write(t, filepath.Join("testdata", "upgrade", *recordTo+".json"))
-	}
-	upgradetest.Replay(t, filepath.Join("testdata", "upgrade"), func(t *testing.T, s *upgradetest.State, check func(*testing.T, upgradetest.Process)) {
+	upgradetest.Record(t, upgradetest.Options{Ahead: true, Holds: true}, func(t *testing.T, f func(*testing.T, upgradetest.Process)) {
+		bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
+			s := distributed.New(near(t, m), distributed.Options{})
+			f(t, upgradetest.Process{Store: s, Dump: func() upgradetest.Values { return dump(m) }})
+		})
+	})
+	upgradetest.Replay(t, func(t *testing.T, s *upgradetest.State, check func(*testing.T, upgradetest.Process)) {
 		all := valuesOf(t, s)
 		bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
 			time.Sleep(time.Until(time.UnixMicro(s.At)))
@@ -110,7 +99,7 @@ func valuesOf(t *testing.T, s *upgradetest.State) (all []keyValue) {
 // TestNewerFormat checks that this release refuses states of the next format, with an error that says to upgrade, and
 // leaves all keys of the quota as they are.
 func TestNewerFormat(t *testing.T) {
-	for _, s := range upgradetest.Read(t, filepath.Join("testdata", "upgrade", "0ac84d6f.json")).States {
+	for _, s := range upgradetest.States(t, "0ac84d6f") {
 		switch s.Name {
 		case "sliding_log", "gcra", "nested", "concurrency", "estimates", "pause":
 		default:

@@ -187,6 +187,8 @@ func (s *Store) openError(err error) error {
 	case errors.Is(err, bolterrors.ErrTimeout), errors.As(err, &system):
 	case errors.Is(err, bolterrors.ErrChecksum):
 		err = fmt.Errorf("%w: %w", ErrDamaged, err)
+	case errors.Is(err, bolterrors.ErrVersionMismatch):
+		err = fmt.Errorf("%w; the file has a later format of bbolt and was not changed: %w", kept.ErrNewer, err)
 	default:
 		err = fmt.Errorf("%w: %w", errForeign, err)
 	}

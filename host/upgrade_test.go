@@ -5,23 +5,19 @@ import (
 	"compress/gzip"
 	"encoding/json"
 	"errors"
-	"flag"
 	"io"
 	"os"
-	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
 
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/host"
 	"github.com/apithrottle/throttle/internal/upgradetest"
-)
-
-var (
-	recordTo = flag.String("record", "", "write testdata/upgrade/NAME.json with the code that is checked out")
-	recordBy = flag.String("commit", "", "the commit that is checked out, and its date")
-	teaches  = flag.Bool("teaches", true, "the commit has Learn and Follow")
+	"github.com/apithrottle/throttle/store/kept"
 )
 
 // TestUpgrade checks that programs go on from the files of earlier releases of them: what was admitted stays charged,
@@ -30,18 +26,14 @@ var (
 //
 //	go test ./host -run TestUpgrade -args -record NAME -commit "HASH, DATE"
 func TestUpgrade(t *testing.T) {
-	if *recordTo != "" {
-		upgradetest.File{Commit: *recordBy, States: upgradetest.Record(t, upgradetest.Options{Holds: true, Teaches: *teaches},
-			func(t *testing.T, f func(*testing.T, upgradetest.Process)) {
-				path := file(t)
-				synctest.Test(t, func(t *testing.T) {
-					f(t, upgradetest.Process{Store: openFile(t, path), Dump: func() upgradetest.Values { return zip(t, path) }})
-					time.Sleep(5 * time.Minute)
-				})
-			},
-		)}.Write(t, filepath.Join("testdata", "upgrade", *recordTo+".json"))
-	}
-	upgradetest.Replay(t, filepath.Join("testdata", "upgrade"), func(t *testing.T, s *upgradetest.State, check func(*testing.T, upgradetest.Process)) {
+	upgradetest.Record(t, upgradetest.Options{Holds: true}, func(t *testing.T, f func(*testing.T, upgradetest.Process)) {
+		path := file(t)
+		synctest.Test(t, func(t *testing.T) {
+			f(t, upgradetest.Process{Store: openFile(t, path), Dump: func() upgradetest.Values { return zip(t, path) }})
+			time.Sleep(5 * time.Minute)
+		})
+	})
+	upgradetest.Replay(t, func(t *testing.T, s *upgradetest.State, check func(*testing.T, upgradetest.Process)) {
 		path := unzip(t, s)
 		synctest.Test(t, func(t *testing.T) {
 			time.Sleep(time.Until(time.UnixMicro(s.At)))
@@ -89,7 +81,7 @@ func unzip(t *testing.T, s *upgradetest.State) (path string) {
 // TestNewerFormat checks that this release refuses quotas of the next format, with an error that says to upgrade, and
 // leaves the file as it is.
 func TestNewerFormat(t *testing.T) {
-	for _, s := range upgradetest.Read(t, filepath.Join("testdata", "upgrade", "0ac84d6f.json")).States {
+	for _, s := range upgradetest.States(t, "0ac84d6f") {
 		switch s.Name {
 		case "sliding_log", "nested", "concurrency", "pause":
 		default:
@@ -123,5 +115,40 @@ func TestNewerFormat(t *testing.T) {
 				s.CheckNewer(t, upgradetest.Process{Store: openFile(t, path), Dump: func() upgradetest.Values { return zip(t, path) }})
 			})
 		})
+	}
+}
+
+// TestNewerBolt checks that a file of a later version of bbolt is refused, with an error that says to upgrade, and stays
+// as it is, both when it is opened and when another process has upgraded it meanwhile.
+func TestNewerBolt(t *testing.T) {
+	path := file(t)
+	s := openFile(t, path)
+	l := limiter(t, exact(throttle.PerHour(3)), s)
+	if allowed(l, 2) != 2 {
+		t.Fatal("the quota was not fresh")
+	}
+	newer, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const version = 20 // after the header of a page and the magic number
+	for _, page := range []int{0, os.Getpagesize()} {
+		if newer[page+version] != 2 {
+			t.Fatalf("got version %d of bbolt's format, want 2", newer[page+version])
+		}
+		newer[page+version]++
+	}
+	if err := os.WriteFile(path, newer, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err = host.Open(path)
+	for name, err := range map[string]error{"Open": err, "Wait": l.Wait(background), "Pause": l.Pause(background, sec)} {
+		if !errors.Is(err, kept.ErrNewer) || errors.Is(err, throttle.ErrUnavailable) || errors.Is(err, host.ErrDamaged) ||
+			!strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "was not changed") {
+			t.Errorf("%s: got %v, want an error that says to upgrade", name, err)
+		}
+	}
+	if after, err := os.ReadFile(path); err != nil || !bytes.Equal(after, newer) {
+		t.Errorf("the file was changed, %v", err)
 	}
 }

@@ -3,21 +3,12 @@ package postgres_test
 import (
 	"encoding/hex"
 	"encoding/json"
-	"flag"
 	"fmt"
-	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/apithrottle/throttle/internal/upgradetest"
 	"github.com/apithrottle/throttle/postgres"
 	"github.com/apithrottle/throttle/postgres/internal/pgtest"
-)
-
-var (
-	recordTo = flag.String("record", "", "write testdata/upgrade/NAME.json with the code that is checked out")
-	recordBy = flag.String("commit", "", "the commit that is checked out, and its date")
-	teaches  = flag.Bool("teaches", true, "the commit has Follow")
 )
 
 // A row has a name and a state in hexadecimal digits, and when it expires.
@@ -51,22 +42,14 @@ func TestUpgrade(t *testing.T) {
 		table = fmt.Sprintf("upgrade%d", tables)
 		return table, openStore(t, db, postgres.Options{Table: table})
 	}
-	if *recordTo != "" {
-		upgradetest.File{Commit: *recordBy, States: upgradetest.Record(t, upgradetest.Options{Teaches: *teaches, Century: true},
-			func(t *testing.T, f func(*testing.T, upgradetest.Process)) {
-				table, s := create(t)
-				f(t, upgradetest.Process{Store: s, Dump: func() upgradetest.Values { return rows(t, db, table) }})
-			},
-		)}.Write(t, filepath.Join("testdata", "upgrade", *recordTo+".json"))
-	}
-	files, _ := filepath.Glob("testdata/upgrade/*.json")
-	if len(files) == 0 {
-		t.Fatal("testdata/upgrade has no files")
-	}
-	for _, path := range files {
-		for _, s := range upgradetest.Read(t, path).States {
+	upgradetest.Record(t, upgradetest.Options{Century: true}, func(t *testing.T, f func(*testing.T, upgradetest.Process)) {
+		table, s := create(t)
+		f(t, upgradetest.Process{Store: s, Dump: func() upgradetest.Values { return rows(t, db, table) }})
+	})
+	for _, name := range upgradetest.Names(t) {
+		for _, s := range upgradetest.States(t, name) {
 			for i := range s.Tiers {
-				t.Run(fmt.Sprintf("%s/%s/%d", strings.TrimSuffix(filepath.Base(path), ".json"), s.Name, i), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%s/%s/%d", name, s.Name, i), func(t *testing.T) {
 					table, quotas := create(t)
 					insert(t, db, table, &s)
 					s.Check(t, quotas, i, false)

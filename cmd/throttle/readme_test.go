@@ -19,21 +19,18 @@ import (
 // root is the directory of the library.
 const root = "../.."
 
-// TestReadme runs each command of README.md as a reader of it does: those for a clone in a copy of the
-// tree, those for users of a published version with a module proxy that has this tree, and those of the
-// command as the README installs it. They have no network: modules come from the module cache, and it
-// sends no request through the proxy. Of "make test", of which it is a part, it runs one package.
+// TestReadme runs each command of README.md as a reader of it does: those for a clone in one, those for
+// users of a published version with a module proxy that has this tree, and those of the command as the
+// README installs it. They have no network: modules come from the module cache, and it sends no request
+// through the proxy. Of "make test", of which it is a part, it runs one package.
 func TestReadme(t *testing.T) {
-	soak.Long(t, "compiles everything anew, and runs a batch")
+	soak.Long(t, "compiles what users install, and runs a batch")
 	text, err := os.ReadFile(filepath.Join(root, "README.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	commands := commandsOf(string(text))
-	r := &reader{T: t, clone: t.TempDir(), bin: t.TempDir(), state: t.TempDir(), user: published.NewUser(t, "v0.1.1")}
-	if err := published.CopyTree(root, r.clone); err != nil {
-		t.Fatal(err)
-	}
+	r := &reader{T: t, clone: clone(t), dir: t.TempDir(), bin: t.TempDir(), state: t.TempDir(), user: published.NewUser(t, "v0.1.1")}
 	r.user.Go("mod", "init", "example.com/user")
 	for _, c := range commands {
 		r.run(c)
@@ -43,8 +40,28 @@ func TestReadme(t *testing.T) {
 	}
 }
 
+// clone returns a directory that has what a clone has. That is the tree, of which the go command has
+// compiled most for other tests, or a copy if the tree has files that git ignores, such as a go.work.
+func clone(t *testing.T) string {
+	t.Helper()
+	ignored, err := published.Run(root, nil, "git", "ls-files", "--others", "--ignored", "--exclude-standard")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ignored == "" {
+		return root
+	}
+	t.Logf("compiles a copy of the tree anew, because git ignores %q", strings.Fields(ignored))
+	dir := t.TempDir()
+	if err := published.CopyTree(root, dir); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
 var (
 	commandBlock = regexp.MustCompile("(?ms)^```(sh|console)\n(.*?)^```$")
+	inClone      = regexp.MustCompile(`^(go|make|env .* make) `)
 	commandText  = regexp.MustCompile("`(go (?:get|run|install) [^`]+)`")
 )
 
@@ -66,11 +83,11 @@ func commandsOf(page string) (commands []string) {
 	return commands
 }
 
-// A reader types the commands of the README.
+// A reader types the commands of the README: those of go and make in the clone, and others in dir.
 type reader struct {
 	*testing.T
-	clone, bin, state string
-	user              *published.User
+	clone, dir, bin, state string
+	user                   *published.User
 }
 
 // shows has what some commands must print. On a busy machine a request may reach the example's stand-in
@@ -107,10 +124,13 @@ func (r *reader) run(command string) {
 	}
 }
 
-// command returns a command in the clone, which installs to r.bin.
+// command returns a command, which installs to r.bin.
 func (r *reader) command(ctx context.Context, command string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "sh", "-c", "exec "+command)
-	cmd.Dir = r.clone
+	cmd.Dir = r.dir
+	if inClone.MatchString(command) {
+		cmd.Dir = r.clone
+	}
 	cmd.Env = append(os.Environ(), "GOPROXY=off", "GOWORK=", "GOBIN="+r.bin, "XDG_STATE_HOME="+r.state,
 		"PATH="+r.bin+string(os.PathListSeparator)+os.Getenv("PATH"))
 	return cmd

@@ -480,22 +480,43 @@ func (r *release) use(m module, env []string) error {
 	return err
 }
 
-// tag tags the commit that was proven, even if there is a later one by now. The maintainer may have configured git to
-// sign tags. After an error, no tag is left.
+// tag tags the commit that was proven, even if there is a later one by now. It makes the tags in the clone, and a single
+// transaction adds all of them to the tree of the maintainer. After an error, or if the process is killed before the
+// transaction, the tree has none.
 func (r *release) tag() error {
-	var done []string
+	env, err := r.tagger()
+	if err != nil {
+		return err
+	}
+	fetch := []string{"fetch", "-q", "--atomic", "--no-tags", "--no-write-fetch-head", r.clone}
 	for _, m := range r.modules {
 		tag := m.name(r.version)
-		if _, err := published.Run(r.root, nil, "git", "tag", "-a", "-m", m.path()+" "+r.version, tag, r.commit); err != nil {
-			if len(done) > 0 {
-				_, undo := published.Run(r.root, nil, "git", append([]string{"tag", "-d"}, done...)...)
-				err = errors.Join(err, undo)
-			}
+		if _, err := published.Run(r.clone, env, "git", "tag", "-f", "-a", "-m", m.path()+" "+r.version, tag, r.commit); err != nil {
 			return err
 		}
-		done = append(done, tag)
+		fetch = append(fetch, "refs/tags/"+tag+":refs/tags/"+tag)
 	}
-	return nil
+	_, err = published.Run(r.root, nil, "git", fetch...)
+	return err
+}
+
+// tagger returns an environment in which git, in the clone, has the name of the maintainer, and signs tags if the
+// maintainer has configured that, in whichever file.
+func (r *release) tagger() (env []string, err error) {
+	list, err := published.Run(r.root, nil, "git", "config", "--list", "-z")
+	n := 0
+	for _, setting := range strings.Split(list, "\x00") {
+		key, value, found := strings.Cut(setting, "\n")
+		if section, _, _ := strings.Cut(key, "."); !slices.Contains([]string{"committer", "gpg", "tag", "user"}, section) {
+			continue
+		}
+		if !found {
+			value = "true"
+		}
+		env = append(env, fmt.Sprintf("GIT_CONFIG_KEY_%d=%s", n, key), fmt.Sprintf("GIT_CONFIG_VALUE_%d=%s", n, value))
+		n++
+	}
+	return append(env, fmt.Sprintf("GIT_CONFIG_COUNT=%d", n)), err
 }
 
 // printSteps prints what the maintainer does next.

@@ -2,8 +2,11 @@ package main
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -184,6 +187,65 @@ func TestCommitMeanwhile(t *testing.T) {
 	write("new.go", "package throttle\n")(t, dir)
 	if err := r.copyBack([]string{"go.mod"}); err == nil || !strings.Contains(err.Error(), "?? new.go") {
 		t.Errorf("the error is %v", err)
+	}
+}
+
+// TestKilledWhileTagging kills a release while it signs its n-th tag: there is none then. If nothing kills it, all tags
+// have their names and signatures. If one of them exists already, the release adds no other.
+func TestKilledWhileTagging(t *testing.T) {
+	soak.Long(t, "clones a repository several times")
+	modules := []module{{"cmd/throttle"}, {"postgres"}, {"."}} // sorted by their tags
+
+	if dir := os.Getenv("RELEASE_TEST_DIR"); dir != "" { // the release that is killed
+		must(t, os.Setenv("RELEASE_TEST_PID", strconv.Itoa(os.Getpid())))
+		r := &release{w: t.Output(), root: dir, clone: dir + "/clone", commit: "HEAD", version: "v0.1.0", modules: modules}
+		must(t, r.tag())
+		return
+	}
+	if runtime.GOOS == "windows" {
+		t.Skip("the program that signs is a shell script")
+	}
+	for n := 1; n <= len(modules)+1; n++ {
+		dir, tags := t.TempDir(), ""
+		must(t, os.WriteFile(filepath.Join(dir, "gpg"), fmt.Appendf(nil, `#!/bin/sh
+echo >>%[1]s/calls
+[ $(wc -l <%[1]s/calls) -ne %[2]d ] || { kill -KILL "$RELEASE_TEST_PID"; exit 1; }
+echo '[GNUPG:] SIG_CREATED ' >&2
+echo '-----BEGIN PGP SIGNATURE-----'
+`, dir, n), 0o755))
+		must(t, published.Commit(dir))
+		for _, args := range [][]string{
+			{"config", "user.name", "release"}, {"config", "user.email", "release@example.com"},
+			{"config", "tag.gpgSign", "true"}, {"config", "gpg.program", filepath.Join(dir, "gpg")},
+			{"clone", "-q", dir, filepath.Join(dir, "clone")},
+		} {
+			_, err := published.Git(dir, args...)
+			must(t, err)
+		}
+		_, err := published.Run(dir, []string{"RELEASE_TEST_DIR=" + dir}, os.Args[0], "-test.run=^TestKilledWhileTagging$")
+		if killed := n <= len(modules); (err != nil) != killed {
+			t.Fatalf("signature %d: got %v", n, err)
+		} else if !killed {
+			for _, m := range modules {
+				tags += m.name("v0.1.0") + " signed\n"
+			}
+		}
+		got, err := published.Git(dir, "for-each-ref", "--format=%(tag) %(if)%(contents:signature)%(then)signed%(end)", "refs/tags")
+		if err != nil || got != strings.TrimSpace(tags) {
+			t.Errorf("killed at signature %d: got the tags %q, %v, want %q", n, got, err, tags)
+		}
+		if n > 1 {
+			continue
+		}
+		_, err = published.Git(dir, "update-ref", "refs/tags/postgres/v0.1.0", "HEAD")
+		must(t, err)
+		r := &release{w: t.Output(), root: dir, clone: filepath.Join(dir, "clone"), commit: "HEAD", version: "v0.1.0", modules: modules}
+		if err := r.tag(); err == nil || !strings.Contains(err.Error(), "postgres/v0.1.0") {
+			t.Errorf("got %v beside another tag postgres/v0.1.0, want an error that names it", err)
+		}
+		if got, err := published.Git(dir, "tag"); err != nil || got != "postgres/v0.1.0" {
+			t.Errorf("got the tags %q, %v beside another tag postgres/v0.1.0, want that alone", got, err)
+		}
 	}
 }
 

@@ -1,9 +1,9 @@
 // Package upgradetest checks that a release goes on from the quotas that an earlier one left in a shared store.
 //
-// Record plays programs and returns what they left behind, and what they know about it: how much was admitted, which
+// Record plays programs and writes what they left behind, and what they know about it: how much was admitted, which
 // permits are open, when a pause ends. A test of a store keeps that in its testdata, with the values of the store.
 // Later releases play Check on these values. To record with an earlier release, check it out, copy this package and
-// the recording test to it, and run that with -update.
+// the recording test to it, and run that with -record and -commit.
 package upgradetest
 
 import (
@@ -12,8 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -55,38 +53,6 @@ type State struct {
 	Values json.RawMessage `json:"values"`
 
 	dump func() Values // while it is recorded
-}
-
-// A File is what a commit recorded.
-type File struct {
-	// Commit is the commit whose code wrote the values, and its date.
-	Commit string  `json:"commit"`
-	States []State `json:"states"`
-}
-
-// Read reads a file of testdata.
-func Read(t testing.TB, path string) (f File) {
-	t.Helper()
-	text, err := os.ReadFile(path)
-	if err == nil {
-		err = json.Unmarshal(text, &f)
-	}
-	if err != nil || len(f.States) == 0 {
-		t.Fatalf("%s: %d states, %v", path, len(f.States), err)
-	}
-	return f
-}
-
-// Write writes a file of testdata.
-func (f File) Write(t testing.TB, path string) {
-	t.Helper()
-	text, err := json.MarshalIndent(f, "", "\t")
-	if err == nil {
-		err = os.WriteFile(path, append(text, '\n'), 0o644)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // limiter returns a limiter of the i-th policy.
@@ -294,22 +260,27 @@ type program struct {
 	teaches bool
 }
 
-// Options are what the recorded release can do.
+// Options are what the store of the recorded release can do.
 type Options struct {
 	// Ahead reports that the store reserves times to come.
 	Ahead bool
 	// Holds reports that the store has leases, for permits and estimates.
 	Holds bool
-	// Teaches reports that tiers may have Learn and Follow.
-	Teaches bool
 	// Century makes every window a hundred years, for a store whose clock is real.
 	Century bool
 }
 
-// Record plays each program on a store of its own. In virtual time, play runs in a bubble.
-func Record(t *testing.T, o Options, play func(t *testing.T, f func(t *testing.T, p Process))) (states []State) {
+// Record plays each program on a store of its own, and writes a file, if the flag -record names one. In virtual time,
+// play runs in a bubble.
+func Record(t *testing.T, o Options, play func(t *testing.T, f func(t *testing.T, p Process))) {
+	t.Helper()
+	commit, ok := Recorded()
+	if !ok {
+		return
+	}
+	var states []State
 	for _, p := range programs() {
-		if p.holds && !o.Holds || p.teaches && !o.Teaches || o.Century && !p.lasts() {
+		if p.holds && !o.Holds || p.teaches && !*teaches || o.Century && !p.lasts() {
 			continue
 		}
 		play(t, func(t *testing.T, process Process) {
@@ -339,7 +310,7 @@ func Record(t *testing.T, o Options, play func(t *testing.T, f func(t *testing.T
 			states = append(states, s)
 		})
 	}
-	return states
+	Write(t, File{Commit: commit, States: states})
 }
 
 // copy copies the values of the store.
@@ -379,17 +350,12 @@ func pass(permits []*throttle.Permit) {
 	}
 }
 
-// Replay checks the states of all files of a directory. load calls check with a store that has the values of a state.
-func Replay(t *testing.T, dir string, load func(t *testing.T, s *State, check func(*testing.T, Process))) {
-	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
-	if err != nil || len(files) == 0 {
-		t.Fatalf("%s has no files, %v", dir, err)
-	}
-	for _, path := range files {
-		f := Read(t, path)
-		for _, s := range f.States {
+// Replay checks the states of all files. load calls check with a store that has the values of a state.
+func Replay(t *testing.T, load func(t *testing.T, s *State, check func(*testing.T, Process))) {
+	for _, name := range Names(t) {
+		for _, s := range States(t, name) {
 			for i := range s.Tiers {
-				t.Run(fmt.Sprintf("%s/%s/%d", strings.TrimSuffix(filepath.Base(path), ".json"), s.Name, i), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%s/%s/%d", name, s.Name, i), func(t *testing.T) {
 					soak.Sample(t, 6)
 					load(t, &s, func(t *testing.T, p Process) { s.Check(t, p.Store, i, true) })
 				})

@@ -3,8 +3,6 @@ package kept_test
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
-	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,12 +10,6 @@ import (
 	"github.com/apithrottle/throttle/internal/keptmem"
 	"github.com/apithrottle/throttle/internal/upgradetest"
 	"github.com/apithrottle/throttle/store/kept"
-)
-
-var (
-	recordTo = flag.String("record", "", "write testdata/upgrade/NAME.json with the code that is checked out")
-	recordBy = flag.String("commit", "", "the commit that is checked out, and its date")
-	teaches  = flag.Bool("teaches", true, "the commit has Learn and Follow")
 )
 
 // A namedValue is a value of a keeper.
@@ -39,17 +31,13 @@ func dump(s *keptmem.Server) (all []namedValue) {
 //
 //	go test ./store/kept -run TestUpgrade -args -record NAME -commit "HASH, DATE"
 func TestUpgrade(t *testing.T) {
-	if *recordTo != "" {
-		upgradetest.File{Commit: *recordBy, States: upgradetest.Record(t, upgradetest.Options{Ahead: true, Holds: true, Teaches: *teaches},
-			func(t *testing.T, f func(*testing.T, upgradetest.Process)) {
-				synctest.Test(t, func(t *testing.T) {
-					fleet := newFleet(t, time.Millisecond)
-					f(t, upgradetest.Process{Store: fleet.stores[0], Dump: func() upgradetest.Values { return dump(fleet.server) }})
-				})
-			},
-		)}.Write(t, filepath.Join("testdata", "upgrade", *recordTo+".json"))
-	}
-	upgradetest.Replay(t, filepath.Join("testdata", "upgrade"), func(t *testing.T, s *upgradetest.State, check func(*testing.T, upgradetest.Process)) {
+	upgradetest.Record(t, upgradetest.Options{Ahead: true, Holds: true}, func(t *testing.T, f func(*testing.T, upgradetest.Process)) {
+		synctest.Test(t, func(t *testing.T) {
+			fleet := newFleet(t, time.Millisecond)
+			f(t, upgradetest.Process{Store: fleet.stores[0], Dump: func() upgradetest.Values { return dump(fleet.server) }})
+		})
+	})
+	upgradetest.Replay(t, func(t *testing.T, s *upgradetest.State, check func(*testing.T, upgradetest.Process)) {
 		play(t, s.At, valuesOf(t, s), check)
 	})
 }
@@ -78,7 +66,7 @@ func play(t *testing.T, at int64, all []namedValue, f func(*testing.T, upgradete
 // TestNewerFormat checks that this release refuses values of a later one, with an error that says to upgrade, and leaves
 // them as they are. A later release has another format, or policies with what this one can't read.
 func TestNewerFormat(t *testing.T) {
-	for _, s := range upgradetest.Read(t, filepath.Join("testdata", "upgrade", "0ac84d6f.json")).States {
+	for _, s := range upgradetest.States(t, "0ac84d6f") {
 		switch s.Name {
 		case "sliding_log", "gcra", "nested", "concurrency", "estimates", "pause":
 		default:
