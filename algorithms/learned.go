@@ -10,8 +10,9 @@ import (
 // The rate starts at Limit. While callers use all of it, it grows by the factor e in about 10 seconds.
 // When the provider refuses a request, it falls to 0.77 of what it was. Then it takes about 45 seconds
 // of full use, or 100 units if those take longer, to come near the refused rate again, stays there for
-// some time, and tries more. A refusal pauses callers only if the response asks for a wait, or if one of
-// the first 10 units after a decrease is refused. Requests that were sent before a decrease cause no other.
+// some time, and tries more. Requests that were sent before a decrease, or are among the first two units
+// after it, cause no other: the provider still counts those before. A refusal pauses callers only if the
+// response asks for a wait, or if one of the next units, up to the tenth, is refused.
 //
 // The rate never leaves Least and Most, and never grows beyond twice what callers use. After a minute
 // without requests it is at most 0.9 of what it was. The provider refuses about 0.2 to 1 % of the
@@ -41,9 +42,11 @@ type Learn struct {
 //
 // Units count from their admission, and do not wait for responses: there is no known counter that a
 // response could confirm. Refusals of requests that were admitted before the last decrease are part of
-// the refusal that caused it. A decrease takes the place of the pause that other refusals cause. If one
-// of the first 10 units after it is refused, the limit is much lower: the rate decreases more, and callers
-// pause.
+// the refusal that caused it. So are those of the first two units after it, and of what is admitted in
+// another 25 ms: a window that the provider counts is full of requests before the decrease, and as many
+// as it has refused there are refused again. A decrease takes the place of the pause that other refusals
+// cause. If one of the next units, up to the tenth, is refused, the limit is much lower: the rate
+// decreases more, and callers pause.
 //
 // Some refusals have nothing to do with the rate: they are as frequent at lower rates. So the rule counts
 // units and refusals while x is below 0.4, without those first 10 units. It tolerates refusals that
@@ -69,6 +72,8 @@ const (
 	fewest      = 100          // the units that it takes at least
 	refused     = 96           // the bad rate after a refusal, in percent of the rate
 	refusedSoon = 86           // the same after one of the first units
+	shadowUnits = 2            // how many units after a decrease the provider may refuse for those before it
+	shadow      = 25_000       // and for how long beside, in µs
 	leastGap    = 10           // how many units after a decrease are the first
 	fall        = 5 * million  // the rate falls to 1 − million/fall of the bad rate
 	eFold       = 10 * million // how long the rate takes to grow by the factor e before the first refusal, in µs
@@ -283,7 +288,7 @@ func (r *learned) isLow(w []int64) bool {
 func (r *learned) refuse(s *state, now Moment, admitted int64) (done bool) {
 	w := r.state(s)
 	since := w[sinceWord]
-	if since > 0 && admitted <= since {
+	if since > 0 && admitted-since <= r.drain(shadowUnits, r.rate(w[badWord], 0))+shadow {
 		return true
 	}
 	// The units between the decrease and the request, if callers sent them evenly.

@@ -64,19 +64,78 @@ func TestLearnedGrowth(t *testing.T) {
 	}
 }
 
-// A refusal of one of the first units after a decrease makes callers pause.
+// The first units after a decrease share the provider's window with those before it, so their refusals decrease
+// nothing. A refusal of one of the next makes callers pause.
 func TestLearnedRefusedSoon(t *testing.T) {
 	l, _ := learnedLedger(t, learnedTier)
 	at := takeAll(l, 1e6, 50)
 	l.Refused(Moment{At: at}, at, one.Cost)
 	before := perSecond(l, at)
-	at = takeAll(l, at, 2)
+	for range 2 {
+		at = takeAll(l, at, 1)
+		if !l.Refused(Moment{At: at}, at, one.Cost) || perSecond(l, at) < before {
+			t.Error("a refusal of the first units after a decrease is another one")
+		}
+	}
+	at = takeAll(l, at, 1)
 	if l.Refused(Moment{At: at}, at, one.Cost) {
-		t.Error("the second refusal causes no pause")
+		t.Error("a refusal of the third unit causes no pause")
 	}
-	if fell := perSecond(l, at) / before; fell < 0.68 || fell > 0.7 {
-		t.Errorf("the second refusal leaves %.2f of the rate, want 0.69", fell)
+	if fell := perSecond(l, at) / before; fell < 0.68 || fell > 0.71 {
+		t.Errorf("a refusal of the third unit leaves %.2f of the rate, want 0.7", fell)
 	}
+}
+
+// A fleet sends what was reserved a second before, at the rate before a decrease, and the responses take a second.
+// It uses nearly all of a limit that is counted in any second, also if its rate has fallen far below before.
+func TestLearnedRateOfAFleet(t *testing.T) {
+	for _, limit := range []int{5, 10, 40, 100, 400} {
+		for _, bad := range []int64{0, int64(limit) * million * 2 / 3} {
+			l, r := learnedLedger(t, learnedTier)
+			r.state(&l.state)[badWord] = bad
+			passed, refused := sendAhead(l, limit, 10*60e6)
+			if share := float64(passed) / float64(300*limit); share < 0.9 || refused*50 > passed {
+				t.Errorf("%d/s, from %d/s: %.2f of the second half of 10 minutes is used, and %d of %d are refused", limit, bad/million, share, refused, passed+refused)
+			}
+		}
+	}
+}
+
+// sendAhead sends all that a ledger admits, reserved a second before, to a provider that accepts a limit in any
+// second. It returns what the provider accepts and refuses in the second half of a time, in µs.
+func sendAhead(l *Ledger, limit int, lasts int64) (passed, refused int) {
+	const second, begin = 1e6, 1e9
+	var accepted, admitted, arrive, responses, causes []int64
+	last := int64(begin)
+	for now := int64(begin); now < begin+lasts; now += 1000 {
+		for {
+			at, _ := l.Earliest(Moment{At: max(last, now)}, one)
+			if at > now+second {
+				break
+			}
+			l.Charge(Moment{At: at}, one)
+			last, admitted, arrive = at, append(admitted, at), append(arrive, at+second/2)
+		}
+		for ; len(arrive) > 0 && arrive[0] <= now; admitted, arrive = admitted[1:], arrive[1:] {
+			at := arrive[0]
+			for len(accepted) > 0 && at-accepted[0] >= second {
+				accepted = accepted[1:]
+			}
+			counts := 0
+			if now > begin+lasts/2 {
+				counts = 1
+			}
+			if len(accepted) < limit {
+				accepted, passed = append(accepted, at), passed+counts
+			} else {
+				refused, causes, responses = refused+counts, append(causes, admitted[0]), append(responses, at+second/2)
+			}
+		}
+		for ; len(responses) > 0 && responses[0] <= now; causes, responses = causes[1:], responses[1:] {
+			l.Refused(Moment{At: max(last, now)}, causes[0], one.Cost)
+		}
+	}
+	return passed, refused
 }
 
 // Idle callers, and callers that are slower than the rate, do not raise it.

@@ -9,6 +9,8 @@ local RECOVERY = 45000000
 local FEWEST = 100
 local REFUSED = 96
 local REFUSED_SOON = 86
+local SHADOW_UNITS = 2
+local SHADOW = 25000
 local LEAST_GAP = 10
 local FALL = 5000000
 local E_FOLD = 10000000
@@ -125,7 +127,7 @@ local function learnedRate(unit, limit, micros, burst, extra)
 
     refuse = function(now, admitted)
       local since = w[SINCE]
-      if since > 0 and admitted <= since then return true end
+      if since > 0 and admitted - since <= drain(SHADOW_UNITS, rateAt(w[BAD], 0)) + SHADOW then return true end
       local soon = since > 0 and (mulDiv(w[SINCE_BAD], admitted - since, max(1, now - since))) < LEAST_GAP
       if isLow() and not soon then w[LOW_REFUSALS] = w[LOW_REFUSALS] + MILLION end
       if w[CREDIT] >= MILLION then
