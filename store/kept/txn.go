@@ -376,16 +376,16 @@ func (t *txn) charge(b *booking) (f algorithms.Flight) {
 // chargeTo charges a booking of an owner, or nil, to a ledger that is like the i-th. With guests it charges estimates
 // also if its plan has none.
 func (t *txn) chargeTo(l *algorithms.Ledger, i int, b *booking, o *owner, guests bool) (f algorithms.Flight) {
-	p, cost := l.Plan(), t.of(i, b.cost)
-	kinds := t.kinds
-	switch {
-	case len(t.ledgers) == 1 && !p.Estimates():
+	p, cost, alone := l.Plan(), t.of(i, b.cost), len(t.ledgers) == 1
+	if alone && !p.Estimates() && !p.Concurrent() {
 		return l.Charge(t.moment(b.at), algorithms.Request{Cost: cost, Guard: b.guard})
-	case len(t.ledgers) == 1:
+	}
+	var kinds []int64 // how its process holds it, which may have booked it under another plan
+	switch {
 	case o != nil:
 		kinds = t.of(i, o.kinds)
-	default:
-		kinds = nil
+	case alone && b.free: // one that takes it over may hold it
+		kinds = t.kinds
 	}
 	rest, open, free := divide(p, cost, kinds, guests)
 	f = l.Charge(t.moment(b.at), algorithms.Request{Cost: rest, Guard: b.guard})
