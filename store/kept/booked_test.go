@@ -2,6 +2,7 @@ package kept_test
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -61,4 +62,38 @@ func TestBookedUnderAnotherPolicy(t *testing.T) {
 			got.Release()
 		})
 	}
+}
+
+// Requests whose estimates have become costs count once, also those that were reserved and are reserved anew.
+func TestEstimatesBecomeCosts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		p := tokens(throttle.Tier{Limit: 200, Window: time.Minute})
+		p.Tiers = append(p.Tiers, throttle.Tier{Limit: 20, Window: sec, Algorithm: throttle.GCRA, Burst: 1})
+		process := f.start(t, p, ms)
+		var all sync.WaitGroup
+		for range 15 {
+			all.Go(func() {
+				got, err := process.Acquire(t.Context(), throttle.Cost{"tokens": 2})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				time.Sleep(sec)
+				_ = got.Settle(throttle.Cost{"tokens": 2})
+				got.Release()
+			})
+		}
+		time.Sleep(120 * ms)
+		p.Tiers = slices.Clone(p.Tiers)
+		p.Tiers[0].Estimated = false
+		if err := process.SetPolicy(t.Context(), p); err != nil {
+			t.Error(err)
+		}
+		all.Wait()
+		time.Sleep(sec)
+		if used, inFlight := f.used(t, p); used != 30 || inFlight != 0 {
+			t.Errorf("%d used, %d in flight, want 30 and 0", used, inFlight)
+		}
+	})
 }
