@@ -189,6 +189,13 @@ func (f *fallback) isIdle() bool {
 	return f.ledger.Fresh(moment(now)) && !f.owes() && !f.from.After(now)
 }
 
+// isInDebt is owes with the lock.
+func (f *fallback) isInDebt() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.owes()
+}
+
 // owes reports whether there are amounts to charge in Redis. It needs mu.
 func (f *fallback) owes() bool {
 	return slices.ContainsFunc(f.owed, func(n int64) bool { return n != 0 })
