@@ -156,15 +156,16 @@ func (t *txn) choose(q *quota) error {
 		t.ledgers = []record{{text: text, plan: t.plan, ledger: fresh(t.plan)}}
 		t.own = 0
 	default:
-		if len(older) > 0 {
-			t.changed, t.urgent = true, true
-		} else if i := slices.IndexFunc(t.ledgers, func(r record) bool { return r.text == q.replaces }); i >= 0 {
-			older = []int{i}
-		}
 		t.own = 0
 		t.indexUnits()
 		t.commit() // at instants that the other plans have decided
-		from, kept := t.split(older)
+		from, kept := t.ledgers, t.ledgers
+		if len(older) > 0 {
+			from, kept = t.split(older)
+			t.changed, t.urgent = true, true
+		} else if i := slices.IndexFunc(t.ledgers, func(r record) bool { return r.text == q.replaces }); i >= 0 {
+			from = t.ledgers[i : i+1] // others may decide by that plan
+		}
 		t.remap(append(slices.Clip(kept), record{text: text, plan: t.plan, ledger: t.convert(from)}))
 	}
 	t.ledgers[t.own].used = t.now.At
@@ -176,11 +177,8 @@ func (t *txn) choose(q *quota) error {
 	return nil
 }
 
-// split returns the ledgers with some indexes, and the others. If there are no indexes, it returns all of them twice.
+// split returns the ledgers with some indexes, and the others.
 func (t *txn) split(some []int) (from, others []record) {
-	if len(some) == 0 {
-		return t.ledgers, t.ledgers
-	}
 	for i, r := range t.ledgers {
 		if slices.Contains(some, i) {
 			from = append(from, r)
