@@ -164,7 +164,9 @@ func (t *txn) choose(q *quota) error {
 			from, kept = t.split(older)
 			t.changed, t.urgent = true, true
 		} else if i := slices.IndexFunc(t.ledgers, func(r record) bool { return r.text == q.replaces }); i >= 0 {
-			from = t.ledgers[i : i+1] // others may decide by that plan
+			if from = t.ledgers[i : i+1]; t.size > MostBytes/2 { // else it stays for those that decide by it
+				_, kept = t.split([]int{i})
+			}
 		}
 		t.remap(append(slices.Clip(kept), record{text: text, plan: t.plan, ledger: t.convert(from)}))
 	}
