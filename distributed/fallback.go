@@ -44,7 +44,7 @@ func newFallback(p *algorithms.Plan, workers int) *fallback {
 	return &fallback{ledger: plan.NewLedger(), owed: make([]int64, len(plan.Units())), longest: longest}
 }
 
-// adopt takes over the charges of the fallback under the previous plan. Either may be nil.
+// adopt takes over the charges and the debt of the fallback under the previous plan. Either may be nil.
 func (f *fallback) adopt(old *fallback) *fallback {
 	if f == nil || old == nil {
 		return f
@@ -53,6 +53,7 @@ func (f *fallback) adopt(old *fallback) *fallback {
 	defer old.mu.Unlock()
 	f.owed, f.from = f.ledger.Plan().Translate(old.ledger.Plan(), old.owed), old.from
 	f.ledger = f.ledger.Plan().Convert(old.ledger, moment(time.Now()))
+	clear(old.owed)
 	return f
 }
 

@@ -183,3 +183,33 @@ func TestFallbackIsChargedOnce(t *testing.T) {
 		}
 	})
 }
+
+// A policy that changes while Redis is away takes over what is to be charged, and the old one charges it no more.
+func TestFallbackIsChargedOnceUnderNewPolicy(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		owing := distributed.New(near(t, s), distributed.Options{Fallback: distributed.Fallback{Workers: 1}})
+		old := quota(t, owing, "owed", plan(t, 50*ms, throttle.PerHour(100)))
+		acquire(t, old, []int64{1}, store.Admitted)
+		reply := breakable(s)
+		reply(loading)
+		for range 20 {
+			acquire(t, old, []int64{1}, store.Admitted)
+		}
+		if err := old.(store.Lifecycle).Change(t.Context(), plan(t, 50*ms, throttle.PerHour(101))); err != nil {
+			t.Fatal(err)
+		}
+		acquire(t, successor(old), []int64{1}, store.Admitted)
+		reply("")
+		time.Sleep(sec)
+		for _, q := range []store.Quota{old, successor(old)} {
+			done := make(chan struct{})
+			r := store.Request{Cost: []int64{1}, WaitSpec: &store.WaitSpec{MaxWait: hour}}
+			q.(store.Reserver).Reserve(nil, []store.Request{r}, func([]store.Decision, error) { close(done) })
+			<-done
+		}
+		if n := used(t, successor(old))["requests"]; n != 23 {
+			t.Errorf("%d used, want 23", n)
+		}
+	})
+}
