@@ -58,3 +58,10 @@ func (c *circuit) open() error {
 	}
 	return nil
 }
+
+// isBroken reports whether the last call failed because Redis is away.
+func (c *circuit) isBroken() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err != nil
+}

@@ -44,7 +44,7 @@ func newFallback(p *algorithms.Plan, workers int) *fallback {
 	return &fallback{ledger: plan.NewLedger(), owed: make([]int64, len(plan.Units())), longest: longest}
 }
 
-// adopt takes over the charges of the fallback under the previous plan. Either may be nil.
+// adopt takes over the charges and the debt of the fallback under the previous plan. Either may be nil.
 func (f *fallback) adopt(old *fallback) *fallback {
 	if f == nil || old == nil {
 		return f
@@ -53,6 +53,7 @@ func (f *fallback) adopt(old *fallback) *fallback {
 	defer old.mu.Unlock()
 	f.owed, f.from = f.ledger.Plan().Translate(old.ledger.Plan(), old.owed), old.from
 	f.ledger = f.ledger.Plan().Convert(old.ledger, moment(time.Now()))
+	clear(old.owed)
 	return f
 }
 
@@ -187,6 +188,13 @@ func (f *fallback) isIdle() bool {
 	defer f.mu.Unlock()
 	now := time.Now()
 	return f.ledger.Fresh(moment(now)) && !f.owes() && !f.from.After(now)
+}
+
+// isInDebt is owes with the lock.
+func (f *fallback) isInDebt() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.owes()
 }
 
 // owes reports whether there are amounts to charge in Redis. It needs mu.

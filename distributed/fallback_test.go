@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -146,4 +147,69 @@ func TestFallbackKeepsPauses(t *testing.T) {
 			reply("")
 		})
 	}
+}
+
+// While Redis answers too late, what was sent without it is charged once, and not with each try.
+func TestFallbackIsChargedOnce(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		var delay atomic.Int64
+		delay.Store(int64(ms))
+		store := distributed.New(distant(t, s, func() time.Duration { return time.Duration(delay.Load()) }), distributed.Options{Fallback: distributed.Fallback{Workers: 1}})
+		l := limiter(t, throttle.Policy{Name: "once", Tiers: []throttle.Tier{throttle.PerHour(200)}}, store)
+		if err := l.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		delay.Store(int64(2 * sec))
+		sent := int64(1)
+		for range 20 {
+			if err := l.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			sent++
+			time.Sleep(sec)
+		}
+		delay.Store(int64(ms))
+		time.Sleep(5 * sec)
+		if err := store.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		status, err := l.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if used := status.Tiers[0].Used; used < sent || used > sent+1 {
+			t.Errorf("%d used, %d sent", used, sent)
+		}
+	})
+}
+
+// A policy that changes while Redis is away takes over what is to be charged, and the old one charges it no more.
+func TestFallbackIsChargedOnceUnderNewPolicy(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		owing := distributed.New(near(t, s), distributed.Options{Fallback: distributed.Fallback{Workers: 1}})
+		old := quota(t, owing, "owed", plan(t, 50*ms, throttle.PerHour(100)))
+		acquire(t, old, []int64{1}, store.Admitted)
+		reply := breakable(s)
+		reply(loading)
+		for range 20 {
+			acquire(t, old, []int64{1}, store.Admitted)
+		}
+		if err := old.(store.Lifecycle).Change(t.Context(), plan(t, 50*ms, throttle.PerHour(101))); err != nil {
+			t.Fatal(err)
+		}
+		acquire(t, successor(old), []int64{1}, store.Admitted)
+		reply("")
+		time.Sleep(sec)
+		for _, q := range []store.Quota{old, successor(old)} {
+			done := make(chan struct{})
+			r := store.Request{Cost: []int64{1}, WaitSpec: &store.WaitSpec{MaxWait: hour}}
+			q.(store.Reserver).Reserve(nil, []store.Request{r}, func([]store.Decision, error) { close(done) })
+			<-done
+		}
+		if n := used(t, successor(old))["requests"]; n != 23 {
+			t.Errorf("%d used, want 23", n)
+		}
+	})
 }

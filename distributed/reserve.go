@@ -359,6 +359,11 @@ func (q *quota) repay() error {
 	if q.fallback == nil {
 		return nil
 	}
+	if q.node.circuit.isBroken() && q.fallback.isInDebt() { // a charge that had no answer may be made nevertheless, so it waits for one
+		if _, _, _, err := q.ask(context.Background(), opStatus); err != nil {
+			return err
+		}
+	}
 	q.store.debtors.Delete(q)
 	owed, amounts := q.fallback.takeOwed()
 	if owed == nil {

@@ -56,7 +56,7 @@ func orderOf(q store.Quota) *order.Order {
 // this host.
 func doesForesee(q store.Quota) bool {
 	_, ordered := q.(order.Ordered)
-	return ordered || fastOf(q) != nil
+	return (ordered || fastOf(q) != nil) && !doesReserve(q)
 }
 
 func parkerOf(q store.Quota) parker {

@@ -122,9 +122,9 @@ func (s *state) use(p, replaces *algorithms.Plan) {
 
 // convert returns the ledgers with one for a plan, from the one that it replaces or else the most used one.
 func (s *state) convert(p, replaces *algorithms.Plan) []counted {
-	from, kept := s.ledgers, s.ledgers
+	from := s.ledgers
 	if i := slices.IndexFunc(s.ledgers, func(c counted) bool { return replaces != nil && c.plan.Equal(replaces) }); i >= 0 {
-		from, kept = s.ledgers[i:i+1], slices.Concat(s.ledgers[:i], s.ledgers[i+1:])
+		from = s.ledgers[i : i+1]
 	}
 	most, best := int64(-1), algorithms.Ledger{}
 	for _, c := range from {
@@ -136,7 +136,7 @@ func (s *state) convert(p, replaces *algorithms.Plan) []counted {
 			most, best = sum, l
 		}
 	}
-	return append(slices.Clip(kept), counted{plan: p, ledger: best})
+	return append(slices.Clip(s.ledgers), counted{plan: p, ledger: best})
 }
 
 // forgetUnits takes the units that no plan has out of the costs of bookings.

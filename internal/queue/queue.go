@@ -429,7 +429,7 @@ func (q *Queue) cancelReservations() {
 // sitsOut reports whether a waiter keeps its place during a ban, because another queue may admit it. It does not
 // if the ban is known only after a round trip: then its caller does not know when all queues are banned.
 func (q *Queue) sitsOut(w *waiter) bool {
-	return w.Option != nil && (q.config.Fast != nil || q.config.Order != nil)
+	return w.Option != nil && q.config.Reserver == nil && (q.config.Fast != nil || q.config.Order != nil)
 }
 
 // expelAll expels all waiters except those that may already be charged. In a ban some keep their places.

@@ -60,12 +60,14 @@ type result struct {
 	at int64
 	// nth counts the requests of all processes that go at the same instant, from 1, or is zero.
 	nth int64
-	// probe reports that the request is a probe.
-	probe bool
-	// guards are by part how long the request counts.
+	// probes are whether the request is a probe of each part, and guards how long it counts there.
+	probes []bool
 	guards []int64
 	flight algorithms.Flight
 }
+
+// isProbe reports whether the request is a probe of any part.
+func (r *result) isProbe() bool { return slices.Contains(r.probes, true) }
 
 // A turn is what a process reserves in one call, so that others have theirs: of the times to come as many as the
 // tier that decides admits in a horizon, at least one.
@@ -99,7 +101,7 @@ func (c *claim) decide() (results []result) {
 		if !ok {
 			break
 		}
-		if results = append(results, got); got.verdict == store.Later || got.probe {
+		if results = append(results, got); got.verdict == store.Later || got.isProbe() {
 			break
 		}
 	}
@@ -366,7 +368,7 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 	}
 	for i, p := range c.parts {
 		if isFree(costs[i]) {
-			got.guards = append(got.guards, 0)
+			got.guards, got.probes = append(got.guards, 0), append(got.probes, false)
 			continue
 		}
 		b := p.booking(c.there(p, got.at), costs[i], sendFrom-got.at)
@@ -376,7 +378,7 @@ func (c *claim) admit(r *store.Request, got *result, notBefore int64) {
 			got.flight = f
 		}
 		got.guards = append(got.guards, b.guard)
-		c.startProbe(p, r, got)
+		got.probes = append(got.probes, c.startProbe(p, r, got.at))
 		p.ahead = p.wantedBefore(p.lease) // the others have a turn
 	}
 	if c.room--; got.at <= c.parts[0].now.At {
@@ -483,16 +485,17 @@ func (c *claim) findFree(costs [][]int64, from int64) (free []int) {
 	return free
 }
 
-// startProbe makes the request the probe of a part that awaits one after a pause.
-func (c *claim) startProbe(p *part, r *store.Request, got *result) {
+// startProbe makes the request for an instant the probe of a part that awaits one after a pause. It reports whether it did.
+func (c *claim) startProbe(p *part, r *store.Request, at int64) bool {
 	if !p.pause.Probe {
-		return
+		return false
 	}
-	d, at := store.Decision{}, p.moment(c.there(p, got.at))
-	if p.pause.StartProbe(&d, at, p.ledger(), *r); r.Held { // its process extends the wait as long as it lives
-		p.pause.Until = at.At + p.terms.Guard.Microseconds() + 2*algorithms.Micros(store.ProbeTime)
+	m := p.moment(c.there(p, at))
+	if p.pause.StartProbe(new(store.Decision), m, p.ledger(), *r); r.Held { // its process extends the wait as long as it lives
+		p.pause.Until = m.At + p.terms.Guard.Microseconds() + 2*algorithms.Micros(store.ProbeTime)
 	}
-	got.probe, p.changed, p.urgent = true, true, true
+	p.changed, p.urgent = true, true
+	return true
 }
 
 // await records that the process waits for places or estimates, if it does not yet.

@@ -74,6 +74,11 @@ func (l *lease) rebase(p *algorithms.Plan, now int64) {
 			since[u] = l.since[o]
 		case old.Estimated(o) && !p.Estimated(u):
 			l.settled[u] += all[u]
+			for _, b := range l.ahead {
+				if b.at > now { // it costs that when it begins, if it does
+					l.settled[u] -= b.held[o]
+				}
+			}
 		}
 	}
 	for i := range l.ahead {

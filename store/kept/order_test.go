@@ -251,6 +251,36 @@ func TestPoolOfFleet(t *testing.T) {
 	})
 }
 
+// A pool over a store that is some trips away asks it for all of its callers together, and not for each before it waits.
+func TestPoolOfDistantStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 20*time.Millisecond)
+		pool := new(throttle.Pool)
+		for name, n := range map[string]int64{"a": 10, "b": 5} {
+			l := f.limiters(t, throttle.Policy{Name: name, Guard: 20 * time.Millisecond, Tiers: []throttle.Tier{throttle.PerSecond(n)}})[0]
+			if err := pool.Add(throttle.Member{Name: name, Limiter: l}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		var all sync.WaitGroup
+		admitted := new(admissions)
+		for range 10 {
+			all.Go(func() {
+				for pool.Wait(ctx) == nil {
+					admitted.add()
+					time.Sleep(100 * time.Millisecond)
+				}
+			})
+		}
+		all.Wait()
+		if n := len(admitted.at); n < 125 {
+			t.Errorf("%d admitted within 10s, want 125 of 150", n)
+		}
+	})
+}
+
 // Processes that wait have equal turns, whatever the tiers and the costs.
 func TestEqualTurns(t *testing.T) {
 	soak.Slow(t, "fleets with many tiers play")

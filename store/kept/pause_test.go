@@ -205,6 +205,44 @@ func TestOneProbeOfFleet(t *testing.T) {
 	})
 }
 
+// The probe of a quota around others is one request, too, however long its response takes.
+func TestProbeOfOuterQuota(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, farAndNear[:3]...)
+		outer := f.limiters(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerSecond(50)}})
+		inner := f.limiters(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(50)}})
+		p, err := outer[0].Acquire(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = p.Refused(t.Context(), 2*time.Second)
+		p.Release()
+		end := time.Now().Add(2 * time.Second)
+		admitted := new(admissions)
+		var wg sync.WaitGroup
+		for i, l := range inner {
+			l = l.Within(outer[i])
+			for range 4 {
+				wg.Go(func() {
+					p, err := l.Acquire(t.Context(), nil)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					admitted.add()
+					time.Sleep(8 * time.Second)
+					p.Passed()
+					p.Release()
+				})
+			}
+		}
+		wg.Wait()
+		if n := admitted.between(end.Add(-time.Millisecond), end.Add(8*time.Second)); n != 1 {
+			t.Errorf("%d probes, want 1", n)
+		}
+	})
+}
+
 // A process that dies with its probe delays the others by some seconds.
 func TestProbeOfDeadProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

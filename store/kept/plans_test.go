@@ -85,3 +85,46 @@ func TestReplacedPlansAreForgotten(t *testing.T) {
 		}
 	})
 }
+
+// An asked keeper calls a function before each transaction.
+type asked struct {
+	kept.Keeper
+	before func()
+}
+
+func (k *asked) Update(ctx context.Context, names [][]byte, change func(kept.View) ([]kept.Write, error)) error {
+	k.before()
+	return k.Keeper.Update(ctx, names, change)
+}
+
+// Callers learn of a new plan at once. Those inside a quota that has a successor would otherwise ask it again and again, for as
+// long as the transaction takes.
+func TestReplannedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		plan := func(limit int64) *algorithms.Plan {
+			p, err := algorithms.NewPlan([]algorithms.Tier{{Limit: limit, Window: time.Second}}, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return p
+		}
+		k := &asked{Keeper: newFleet(t).server.Client(time.Millisecond), before: func() {}}
+		q, err := kept.New(k, kept.Options{Name: "kept", Ahead: true}).Open("replanned", plan(1), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		told := false
+		defer q.Watch(func(c store.Change, _ time.Duration) { told = told || c == store.Replanned })()
+		k.before = func() {
+			if next, _ := q.(store.Lifecycle).Successor(); next != q && !told {
+				t.Error("a transaction under the new plan came before the watchers were told")
+			}
+		}
+		if err := q.(store.Lifecycle).Change(t.Context(), plan(2)); err != nil {
+			t.Fatal(err)
+		}
+		if !told {
+			t.Error("the watchers were not told")
+		}
+	})
+}

@@ -111,8 +111,8 @@ func (q *quota) Change(ctx context.Context, plan *algorithms.Plan) error {
 	// Apply all pending changes under the old plan. If that fails, requests in flight land with their guard.
 	_ = q.transact(ctx, nil)
 	q.line.Change(plan)
+	q.notify(store.Replanned, 0) // before the transaction, or callers ask a quota that has a successor again and again
 	_ = q.transact(ctx, func(p *part) { p.changed = true })
-	q.notify(store.Replanned, 0)
 	return nil
 }
 

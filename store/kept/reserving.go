@@ -212,7 +212,7 @@ func (t *trip) answer(i int) timing.Answer {
 func (t *trip) admitted(r store.Request, res *result) store.Decision {
 	first := t.x.parts[0]
 	all := &store.Reservation{}
-	d := store.Decision{Verdict: store.Admitted, Tier: -1, Probe: res.probe, Epoch: first.pause.Epoch, Level: first.level, At: res.at, Flight: res.flight}
+	d := store.Decision{Verdict: store.Admitted, Tier: -1, Probe: res.isProbe(), Epoch: first.pause.Epoch, Level: first.level, At: res.at, Flight: res.flight}
 	cost := r.Cost
 	for i, q := range t.quotas {
 		p, n := t.x.parts[i], len(q.plan.Units())
@@ -236,8 +236,9 @@ func (t *trip) admitted(r store.Request, res *result) store.Decision {
 		if len(t.quotas) > 1 {
 			part := store.Decision{Verdict: store.Ready, Tier: -1, Epoch: p.pause.Epoch, Level: p.level, At: own.At, Reservation: &own, Crossed: q.takeCrossed()}
 			if charged {
-				part.Verdict, part.Probe = store.Admitted, res.probe
+				part.Verdict, part.Probe = store.Admitted, res.probes[i]
 			}
+			q.trackProbe(part, r)
 			all.Parts = append(all.Parts, part)
 		} else {
 			d.Crossed = q.takeCrossed()
@@ -245,8 +246,7 @@ func (t *trip) admitted(r store.Request, res *result) store.Decision {
 		cost = cost[n:]
 	}
 	all.Cost = r.Cost
-	d.Wait, d.Reservation = max(0, all.Start.Sub(t.x.got)), all
-	if res.probe {
+	if d.Wait, d.Reservation = max(0, all.Start.Sub(t.x.got)), all; len(t.quotas) == 1 {
 		t.quotas[0].trackProbe(d, r)
 	}
 	return d
@@ -288,10 +288,10 @@ func (q *reserving) lead(wait time.Duration, nth int64) time.Duration {
 	return max(answer, trip/2+min(wait/4, ahead)) + min(wait/256, apart)*time.Duration(max(0, 8-nth))
 }
 
-// trackProbe keeps the others waiting for the response to a probe for as long as this process lives, and lets them
-// go on if nobody will report a response.
+// trackProbe keeps the others waiting for the response to a request, if that is a probe, for as long as this process lives,
+// and lets them go on if nobody will report a response.
 func (q *reserving) trackProbe(d store.Decision, r store.Request) {
-	if !r.Held {
+	if !d.Probe || !r.Held {
 		return
 	}
 	q.entry.mu.Lock()

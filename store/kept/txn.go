@@ -156,15 +156,18 @@ func (t *txn) choose(q *quota) error {
 		t.ledgers = []record{{text: text, plan: t.plan, ledger: fresh(t.plan)}}
 		t.own = 0
 	default:
-		if len(older) > 0 {
-			t.changed, t.urgent = true, true
-		} else if i := slices.IndexFunc(t.ledgers, func(r record) bool { return r.text == q.replaces }); i >= 0 {
-			older = []int{i}
-		}
 		t.own = 0
 		t.indexUnits()
 		t.commit() // at instants that the other plans have decided
-		from, kept := t.split(older)
+		from, kept := t.ledgers, t.ledgers
+		if len(older) > 0 {
+			from, kept = t.split(older)
+			t.changed, t.urgent = true, true
+		} else if i := slices.IndexFunc(t.ledgers, func(r record) bool { return r.text == q.replaces }); i >= 0 {
+			if from = t.ledgers[i : i+1]; t.size > MostBytes/2 { // else it stays for those that decide by it
+				_, kept = t.split([]int{i})
+			}
+		}
 		t.remap(append(slices.Clip(kept), record{text: text, plan: t.plan, ledger: t.convert(from)}))
 	}
 	t.ledgers[t.own].used = t.now.At
@@ -176,11 +179,8 @@ func (t *txn) choose(q *quota) error {
 	return nil
 }
 
-// split returns the ledgers with some indexes, and the others. If there are no indexes, it returns all of them twice.
+// split returns the ledgers with some indexes, and the others.
 func (t *txn) split(some []int) (from, others []record) {
-	if len(some) == 0 {
-		return t.ledgers, t.ledgers
-	}
 	for i, r := range t.ledgers {
 		if slices.Contains(some, i) {
 			from = append(from, r)
@@ -376,16 +376,16 @@ func (t *txn) charge(b *booking) (f algorithms.Flight) {
 // chargeTo charges a booking of an owner, or nil, to a ledger that is like the i-th. With guests it charges estimates
 // also if its plan has none.
 func (t *txn) chargeTo(l *algorithms.Ledger, i int, b *booking, o *owner, guests bool) (f algorithms.Flight) {
-	p, cost := l.Plan(), t.of(i, b.cost)
-	kinds := t.kinds
-	switch {
-	case len(t.ledgers) == 1 && !p.Estimates():
+	p, cost, alone := l.Plan(), t.of(i, b.cost), len(t.ledgers) == 1
+	if alone && !p.Estimates() && !p.Concurrent() {
 		return l.Charge(t.moment(b.at), algorithms.Request{Cost: cost, Guard: b.guard})
-	case len(t.ledgers) == 1:
+	}
+	var kinds []int64 // how its process holds it, which may have booked it under another plan
+	switch {
 	case o != nil:
 		kinds = t.of(i, o.kinds)
-	default:
-		kinds = nil
+	case alone && b.free: // one that takes it over may hold it
+		kinds = t.kinds
 	}
 	rest, open, free := divide(p, cost, kinds, guests)
 	f = l.Charge(t.moment(b.at), algorithms.Request{Cost: rest, Guard: b.guard})
