@@ -393,33 +393,39 @@ func (l *leases) renewLater(err error) {
 	length := l.quota.store.options.Lease
 	again := length / 4
 	if err != nil {
-		again = min(again, max(length/32, firstTry))
+		again = min(again, longestInQueue, max(length/32, firstTry))
+	}
+	idle := l.closed || l.idle()
+	if l.renewal != nil && (idle || err != nil) {
+		l.renewal.Stop()
+		l.renewal = nil
 	}
 	switch {
-	case l.closed || l.idle():
-		if l.renewal != nil {
-			l.renewal.Stop()
-			l.renewal = nil
-		}
+	case idle:
 		l.quota.store.lessees.Delete(l)
 	case l.renewal == nil:
-		var renewal *time.Timer
-		renewal = time.AfterFunc(again, func() {
-			q := l.lockNewest()
-			if q == nil {
-				return
-			}
-			p := q.store.reports.Begin()
-			err := l.sync(q)
-			defer p.End(unlessFollowed(err))
-			l.mu.Lock()
-			if l.renewal == renewal { // otherwise it was stopped
-				l.renewal = nil
-			}
-			l.mu.Unlock()
-			l.unlock(err) // another renewal follows
-		})
-		l.renewal = renewal
-		l.quota.store.lessees.Store(l, nil)
+		l.renew(again)
 	}
+}
+
+// renew renews the lease after a time. It needs mu.
+func (l *leases) renew(after time.Duration) {
+	var renewal *time.Timer
+	renewal = time.AfterFunc(after, func() {
+		q := l.lockNewest()
+		if q == nil {
+			return
+		}
+		p := q.store.reports.Begin()
+		err := l.sync(q)
+		defer p.End(unlessFollowed(err))
+		l.mu.Lock()
+		if l.renewal == renewal { // otherwise it was stopped
+			l.renewal = nil
+		}
+		l.mu.Unlock()
+		l.unlock(err) // another renewal follows
+	})
+	l.renewal = renewal
+	l.quota.store.lessees.Store(l, nil)
 }

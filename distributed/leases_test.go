@@ -101,3 +101,32 @@ func TestLeaseEndsWithoutOrder(t *testing.T) {
 		}
 	})
 }
+
+// A permit that was released while Redis was away is free for others soon after its return, however long the lease is.
+func TestReleasedWhileAway(t *testing.T) {
+	for _, lease := range []time.Duration{10 * sec, time.Hour} {
+		bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+			open := func() *throttle.Limiter {
+				tier := throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency}
+				return limiter(t, named(tier), distributed.New(near(t, s), distributed.Options{Lease: lease}))
+			}
+			reply := breakable(s)
+			held, err := open().Acquire(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			other := open()
+			reply(loading)
+			held.Release()
+			time.Sleep(time.Minute)
+			reply("")
+			began := time.Now()
+			permit, err := other.Acquire(t.Context(), nil)
+			if took := time.Since(began); err != nil || took > 10*sec {
+				t.Errorf("a lease of %v: %v after %v, want the permit within 10 s", lease, err, took)
+			}
+			permit.Release()
+			time.Sleep(sec)
+		})
+	}
+}

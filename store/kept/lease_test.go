@@ -518,3 +518,39 @@ func TestManyHolders(t *testing.T) {
 		}
 	})
 }
+
+// A permit that was released while the keeper was away is free for others soon after its return, however long the
+// lease is.
+func TestReleasedWhileAway(t *testing.T) {
+	for _, lease := range []time.Duration{10 * time.Second, time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			server := keptmem.New()
+			open := func() *throttle.Limiter {
+				s := kept.New(server.Client(time.Millisecond), kept.Options{Name: "kept", Ahead: true, Lease: lease})
+				l, err := throttle.New(throttle.Policy{Name: "places", Tiers: []throttle.Tier{{Limit: 1, Algorithm: throttle.Concurrency}}}, s)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return l
+			}
+			held, err := open().Acquire(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			other := open()
+			server.SetAway(true)
+			held.Release()
+			time.Sleep(time.Minute)
+			server.SetAway(false)
+			began := time.Now()
+			permit, err := other.Acquire(t.Context(), nil)
+			if took := time.Since(began); err != nil || took > 10*time.Second {
+				t.Errorf("a lease of %v: %v after %v, want the permit within 10 s", lease, err, took)
+			}
+			permit.Release()
+			time.Sleep(time.Second)
+			server.Close()
+			time.Sleep(2 * time.Minute)
+		})
+	}
+}
