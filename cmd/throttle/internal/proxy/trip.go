@@ -131,10 +131,19 @@ func (t *trip) waitAgain() {
 // sinceAdmitted returns the time since the request was admitted.
 func (t *trip) sinceAdmitted() time.Duration { return sinceStart() - time.Duration(t.begun.Load()) }
 
-// stop cancels the request if it has not been admitted.
-func (t *trip) stop(why int32) {
-	if !t.admitted.Load() && t.stopped.CompareAndSwap(0, why) {
-		t.canceled().cancel()
+// stop cancels the request if it has not been admitted, and reports whether it has.
+func (t *trip) stop(why int32) bool {
+	if t.admitted.Load() || !t.stopped.CompareAndSwap(0, why) {
+		return false
+	}
+	t.canceled().cancel()
+	return true
+}
+
+// drain cancels the request and the reading of its body, because the proxy ends, if it has not been admitted.
+func (t *trip) drain() {
+	if t.stop(stoppedDraining) && t.body != nil {
+		t.body.stop()
 	}
 }
 
