@@ -453,7 +453,9 @@ func TestDrainIsBounded(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error)
-	go func() { ended <- (&proxy.Server{Handler: b.handler, Shutdown: time.Millisecond}).Serve(ctx, l) }()
+	go func() {
+		ended <- (&proxy.Server{Handler: b.handler, Shutdown: func() time.Duration { return time.Millisecond }}).Serve(ctx, l)
+	}()
 	b.addr = l.Addr().String()
 	go b.try(t.Context(), "GET", "/api/x", nil)
 	<-reached
