@@ -127,7 +127,7 @@ func buffer(r *http.Request, b *incoming, limit int64) *problem {
 	}
 	data, err := read(b, r.ContentLength, limit)
 	switch {
-	case err != nil && tripOf(r.Context()).stopped.Load() == stoppedDraining:
+	case err != nil && tripOf(r.Context()).state.Load() == stoppedDraining:
 		return draining()
 	case err != nil && b.stop():
 		return lateBody()
