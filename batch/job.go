@@ -72,8 +72,8 @@ type Job[K Key, T, R any] struct {
 	Retries int
 
 	// Retry reports whether Do may be called again for an item after an error. A *RefusedError is always
-	// followed by another call, and errors of the limiter are handled by Run. If nil, no other error is; use
-	// AnyError if sending an item twice does no harm.
+	// followed by another call, and so are errors of the limiter that say when to try again, unless it had admitted
+	// a request of the call before. If nil, no other error is; use AnyError if sending an item twice does no harm.
 	Retry func(error) bool
 
 	// MaxFailed is how many items may fail. One more ends Run with ErrTooManyFailed. If zero, any number.

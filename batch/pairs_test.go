@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"net/http"
 	"path/filepath"
 	"runtime"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/batch"
+	"github.com/apithrottle/throttle/internal/httpmem"
 )
 
 // openJournal opens a journal in a new file.
@@ -197,4 +199,76 @@ func TestResultPanicsWithJournal(t *testing.T) {
 			t.Errorf("%+v, %v", report, err)
 		}
 	})
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
+
+// TestSentItemsAreNotRepeated plays items that send two requests each, while the limiter refuses the second. An item
+// that was sent is sent again only where Retry allows it, and no more often than Retries.
+func TestSentItemsAreNotRepeated(t *testing.T) {
+	hour := throttle.Policy{MaxWait: time.Second, Tiers: []throttle.Tier{throttle.PerHour(1)}}
+	for name, of := range map[string]struct {
+		policy throttle.Policy
+		retry  func(error) bool
+		calls  int
+		failed int64
+	}{
+		"late":          {hour, nil, 1, 1},
+		"late, retried": {hour, batch.AnyError, 2, 0},
+		"too large":     {throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1)}}, batch.AnyError, 1, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				of.policy.Guard = throttle.NoGuard
+				second, err := throttle.New(of.policy, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !second.Allow() {
+					t.Fatal("the limit is used")
+				}
+				sent := 0
+				base := roundTrip(func(req *http.Request) (*http.Response, error) {
+					if req.URL.Path == "/first" {
+						sent++
+					}
+					return httpmem.Response(req, http.StatusOK, http.Header{}, "", func() {}), nil
+				})
+				transport := &throttle.Transport{Base: base, Route: func(req *http.Request) *throttle.Limiter {
+					if req.URL.Path == "/second" {
+						return second
+					}
+					return newLimiter(t, throttle.PerSecond(1000))
+				}, Cost: func(req *http.Request) throttle.Cost {
+					if name == "too large" && req.URL.Path == "/second" {
+						return throttle.Cost{"requests": 2}
+					}
+					return nil
+				}}
+				ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
+				defer cancel()
+				calls := 0
+				report, err := batch.Run(ctx, batch.Job[int, int, int]{
+					Items: count(1), Transport: transport, Retry: of.retry, Retries: 2, Grace: -1,
+					Do: func(ctx context.Context, n int) (int, error) {
+						calls++
+						for _, path := range []string{"/first", "/second"} {
+							req, _ := http.NewRequestWithContext(ctx, http.MethodPost, "http://api.test"+path, nil)
+							resp, err := transport.RoundTrip(req)
+							if err != nil {
+								return 0, err
+							}
+							resp.Body.Close()
+						}
+						return n, nil
+					},
+				})
+				if calls != of.calls || sent != of.calls || report.Failed != of.failed || err != nil {
+					t.Errorf("%d calls, %d sent, %d failed, %d left, %v; want %d and %d failed", calls, sent, report.Failed, report.Left, err, of.calls, of.failed)
+				}
+			})
+		})
+	}
 }

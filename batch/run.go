@@ -287,7 +287,7 @@ func (r *run[K, T, R]) do(t *task[K, T, R]) {
 		case verdict == fail:
 			return
 		}
-		if isLater(t.err) {
+		if isLater(t.err) && !admitted {
 			tries-- // the API knows nothing of it
 		}
 		if admitted { // else it has kept its place, so that few items ask a limiter that refuses for now
@@ -305,7 +305,7 @@ func (r *run[K, T, R]) try(t *task[K, T, R], tries int) (wait time.Duration, v v
 		}
 	}()
 	t.err = r.tryOnce(t)
-	wait, v = r.judge(t.err, tries)
+	wait, v = r.judge(t.err, tries, t.place.left.Load())
 	returned = true
 	return wait, v
 }
@@ -373,8 +373,9 @@ const (
 	endJob
 )
 
-// judge returns what follows an error after some tries, and how long to wait before another one.
-func (r *run[K, T, R]) judge(err error, tries int) (wait time.Duration, v verdict) {
+// judge returns what follows an error after some tries, and how long to wait before another one. What was admitted
+// may have sent a request before a limiter refused the next.
+func (r *run[K, T, R]) judge(err error, tries int, admitted bool) (wait time.Duration, v verdict) {
 	var refused *RefusedError
 	var limiters *throttle.WaitError
 	isLimiters := errors.As(err, &limiters)
@@ -383,13 +384,16 @@ func (r *run[K, T, R]) judge(err error, tries int) (wait time.Duration, v verdic
 	case err == nil:
 	case isLimiters && endsJob(err), errors.Is(err, throttle.ErrUnavailable) && !mayTry:
 		return 0, endJob
-	case isLimiters && isLater(err):
+	case isLimiters && isLater(err) && !admitted:
 		return max(limiters.Wait, 10*time.Millisecond), again
-	case isLimiters && !errors.Is(err, throttle.ErrUnavailable), !mayTry:
+	case isLimiters && !isLater(err) && !errors.Is(err, throttle.ErrUnavailable), !mayTry:
 	case errors.As(err, &refused):
 		return 0, again // the quota pauses
-	case isLimiters || r.job.Retry(err):
-		return backoff(tries), again
+	case isLimiters && !admitted || r.job.Retry(err):
+		if isLimiters && isLater(err) {
+			wait = limiters.Wait
+		}
+		return max(wait, backoff(tries)), again
 	}
 	return 0, fail
 }

@@ -49,8 +49,9 @@ const (
 // uses up a long window at once, the jobs behind it take one window more than they must.
 //
 // The order of jobs is that of their first tries, except where the job queue mixes jobs that it brings back
-// at once, and while a budget is used up or a ban lasts: new jobs are tried then, because one that costs less may
-// fit, and the budget may be raised. A job that is refused when it comes back, as after a pause, goes to the end of the line.
+// at once, and while a budget is used up or a ban lasts. Jobs that are refused for that stand in a line of their own,
+// and other jobs are tried, because one that costs less may fit, and the budget may be raised. A job that is refused
+// when it comes back, as after a pause, goes to the end of the line.
 //
 // Do not change the fields after the first call. A Line is safe for concurrent use.
 type Line struct {
@@ -75,7 +76,8 @@ type Line struct {
 	//	return last - now
 	//
 	// Calls may be concurrent. If nil, the line is of this process alone: jobs of a fleet come back too
-	// early then, and are tried twice as often in two processes, and eight times as often in 16.
+	// early then, and are tried twice as often in two processes, and eight times as often in 16. Jobs that a budget or
+	// a ban refuses take no such place.
 	Take func(ctx context.Context, wait, every time.Duration) (time.Duration, error)
 
 	mu      sync.Mutex // guards the fields below
@@ -84,8 +86,9 @@ type Line struct {
 	late     int
 	lateFrom time.Time
 	last     time.Time // the last place that this process has taken
-	closed   time.Time // when the budget or the ban ends that has refused a job
-	tier     string    // the last tier that has refused a job
+	behind   time.Time // the last place behind the end of a budget or of a ban
+	closed   time.Time // that end
+	tier     string    // the last tier that has refused a job, except for a budget or a ban
 	rates    map[string]rate
 	ratesAt  time.Time
 }
@@ -151,6 +154,10 @@ func (l *Line) stands(c throttle.Cost) bool {
 	if time.Until(l.closed) > 0 { // a job that costs less may fit, and a budget may be raised
 		return false
 	}
+	if l.behind.After(l.last) { // those that have waited for the end go first
+		l.last = l.behind
+	}
+	l.behind = time.Time{}
 	for _, r := range l.rates {
 		if n := c[r.unit]; n < 0 || n > r.most {
 			return false
@@ -165,7 +172,7 @@ func (l *Line) opened() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if time.Until(l.closed) > 0 {
-		l.closed, l.last = time.Time{}, time.Time{}
+		l.closed, l.behind = time.Time{}, time.Time{}
 	}
 }
 
@@ -205,23 +212,27 @@ func (l *Line) leave() {
 // stand in the line, is behind the last of them.
 func (l *Line) join(ctx context.Context, c throttle.Cost, refused *throttle.WaitError) (time.Duration, error) {
 	every := l.every(ctx, c, refused)
-	take := l.Take
-	if take == nil {
-		take = l.take
-	}
-	place, err := take(ctx, l.wait(refused, every), every)
-	if err != nil {
-		return 0, err
+	wait, closed := l.wait(refused, every), refused != nil && !refused.Until.IsZero()
+	if l.Take != nil && !closed {
+		l.mu.Lock()
+		wait = max(wait, time.Until(l.last)) // further only if that is behind the end of a budget
+		l.mu.Unlock()
+		taken, err := l.Take(ctx, wait, every)
+		if err != nil {
+			return 0, err
+		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		place(&l.last, taken, 0)
+		return l.early(taken), nil
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if at := time.Now().Add(place); at.After(l.last) {
-		l.last = at
+	last := &l.last
+	if closed {
+		last, l.closed = &l.behind, refused.Until
 	}
-	if refused != nil && !refused.Until.IsZero() {
-		l.closed = refused.Until
-	}
-	return l.early(place), nil
+	return l.early(place(last, wait, every)), nil
 }
 
 // wait returns how long a refused job waits at least, if no other stands in the line.
@@ -263,17 +274,15 @@ func (l *Line) keeps(wait time.Duration) bool {
 	return true
 }
 
-// take is Take for the line of this process.
-func (l *Line) take(_ context.Context, wait, every time.Duration) (time.Duration, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// place appends a place to a line of this process, as Take does. The caller holds the lock.
+func place(last *time.Time, wait, every time.Duration) time.Duration {
 	now := time.Now()
 	at := now.Add(wait)
-	if behind := l.last.Add(every); behind.After(at) {
+	if behind := last.Add(every); behind.After(at) {
 		at = behind
 	}
-	l.last = at
-	return at.Sub(now), nil
+	*last = at
+	return at.Sub(now)
 }
 
 // every returns the distance of a job from the one before: the time in which the tier that refused it, or
@@ -283,10 +292,14 @@ func (l *Line) every(ctx context.Context, c throttle.Cost, refused *throttle.Wai
 	l.learn(ctx)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	tier := l.tier
 	if refused != nil && refused.Tier != "" {
-		l.tier = refused.Tier
+		tier = refused.Tier
+		if refused.Until.IsZero() {
+			l.tier = tier
+		}
 	}
-	if r, ok := l.rates[l.tier]; ok {
+	if r, ok := l.rates[tier]; ok {
 		return r.timeOf(c)
 	}
 	var shortest time.Duration

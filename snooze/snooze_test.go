@@ -462,6 +462,82 @@ func TestJobsThatFitDoNotWaitForTheBudget(t *testing.T) {
 	})
 }
 
+// While a budget refuses a job until the end of the month, or has done so before it was raised, jobs that the rate
+// alone refuses come back when the rate has room, also in a line that processes share.
+func TestJobsOfTheRateDoNotWaitForTheBudget(t *testing.T) {
+	for name, take := range map[string]func(context.Context, time.Duration, time.Duration) (time.Duration, error){"alone": nil, "shared": sharedTake()} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				policy, err := throttle.ParsePolicy("spending", "1/m + $10/month")
+				if err != nil {
+					t.Fatal(err)
+				}
+				l := sharedLimiters(t, 1, policy)[0]
+				line := &snooze.Line{Limiter: l, Take: take}
+				buy := func(dollars int64) (bool, time.Duration) {
+					t.Helper()
+					p, again, err := line.Acquire(t.Context(), throttle.Cost{throttle.Nanodollars: dollars * 1_000_000_000}, false)
+					if err != nil {
+						t.Fatal(err)
+					}
+					p.Release()
+					return p != nil, again
+				}
+				if ok, _ := buy(8); !ok {
+					t.Fatal("$8 of $10 are refused")
+				}
+				for range 3 {
+					if ok, again := buy(5); ok || again < 24*time.Hour {
+						t.Errorf("$5 of the $2 left: admitted %v, again after %v; want the end of the month", ok, again)
+					}
+				}
+				for i := range 3 {
+					if ok, again := buy(1); ok || again > time.Duration(i+1)*time.Minute {
+						t.Errorf("$1, which the rate refuses: admitted %v, again after %v; want %d minutes", ok, again, i+1)
+					}
+				}
+				policy.Tiers[1].Limit *= 2
+				if err := l.SetPolicy(t.Context(), policy); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Hour)
+				if ok, _ := buy(5); !ok {
+					t.Errorf("$5 of the $12 left are refused")
+				}
+				if ok, again := buy(5); ok || again > time.Minute {
+					t.Errorf("$5, which the rate refuses: admitted %v, again after %v; want a minute", ok, again)
+				}
+			})
+		})
+	}
+}
+
+// Jobs that have waited for a budget go before those that are new when it is there again, also in a line that
+// processes share.
+func TestNewJobsDoNotOvertakeThoseOfTheBudget(t *testing.T) {
+	for name, take := range map[string]func(context.Context, time.Duration, time.Duration) (time.Duration, error){"alone": nil, "shared": sharedTake()} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				day := throttle.Tier{Limit: 24, Period: throttle.Day, Budget: true, Algorithm: throttle.Calendar}
+				l := sharedLimiters(t, 1, throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(100), day}})[0]
+				line := &snooze.Line{Limiter: l, Take: take}
+				var last time.Time
+				for range 24 + 2000 {
+					if _, again, err := line.Acquire(t.Context(), nil, false); err != nil {
+						t.Fatal(err)
+					} else if again > 0 {
+						last = time.Now().Add(again)
+					}
+				}
+				time.Sleep(24*time.Hour + time.Second)
+				if permit, again, err := line.Acquire(t.Context(), nil, false); permit != nil || err != nil || time.Now().Add(again).Before(last) {
+					t.Errorf("a new job: permit %v, back in %v, %v; want after the job before, in %v", permit, again, err, time.Until(last))
+				}
+			})
+		})
+	}
+}
+
 func TestWaitIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := sharedLimiters(t, 1, throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerMinute(1)}})[0]

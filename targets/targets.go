@@ -71,6 +71,15 @@ func New(members map[string]Target) (*Map, error) {
 	return m, nil
 }
 
+// nameCharacters are those of the names of fields: RFC 9110, section 5.6.2.
+const nameCharacters = "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+// isControl reports whether a character may not be in the value of a field.
+func isControl(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
+
+// unsent are the fields of a Request.Header that net/http does not send.
+var unsent = []string{"Host", "Content-Length", "Transfer-Encoding", "Trailer"}
+
 func (t Target) compile() (target, error) {
 	base, err := url.Parse(t.URL)
 	switch {
@@ -85,10 +94,18 @@ func (t Target) compile() (target, error) {
 	}
 	header := make(http.Header, len(t.Header))
 	for name, values := range t.Header {
-		header[http.CanonicalHeaderKey(name)] = slices.Clone(values)
-		if slices.ContainsFunc(values, func(v string) bool { return strings.ContainsAny(v, "\r\n\x00") }) {
-			return target{}, fmt.Errorf("Header %s has a line break: trim it", name)
+		canonical := http.CanonicalHeaderKey(name)
+		switch {
+		case name == "" || strings.ContainsFunc(name, func(r rune) bool { return !strings.ContainsRune(nameCharacters, r) }):
+			return target{}, fmt.Errorf("Header %q is not the name of a field: use letters, digits and hyphens", name)
+		case slices.Contains(unsent, canonical):
+			return target{}, fmt.Errorf("Header %s is not sent, because net/http writes it from the request itself: remove it", name)
+		case header[canonical] != nil:
+			return target{}, fmt.Errorf("Header has %s twice, in two spellings: remove one", canonical)
+		case slices.ContainsFunc(values, func(v string) bool { return strings.ContainsFunc(v, isControl) }):
+			return target{}, fmt.Errorf("Header %s has a line break or another control character: trim it", name)
 		}
+		header[canonical] = slices.Clone(values)
 	}
 	c := target{base: base, path: strings.TrimSuffix(base.EscapedPath(), "/"), header: header, query: maps.Clone(t.Query)}
 	if t.Strip != "" {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -27,6 +28,11 @@ const CallType = "call"
 type Snoozed time.Duration
 
 func (s Snoozed) Error() string { return "snoozed for " + time.Duration(s).String() }
+
+// Refused is the error of a Send that the API has refused: how long it asked to wait, or zero if it did not say.
+type Refused time.Duration
+
+func (r Refused) Error() string { return "the API refuses requests for " + time.Duration(r).String() }
 
 // A Caller handles tasks of the type CallType.
 type Caller struct {
@@ -51,7 +57,12 @@ func (w *Caller) ProcessTask(ctx context.Context, task *asynq.Task) error {
 		return errors.Join(Snoozed(again), w.Redis.Set(ctx, mark, 1, again+time.Hour).Err())
 	}
 	defer permit.Release()
-	return w.Send(ctx, string(task.Payload()))
+	err = w.Send(ctx, string(task.Payload()))
+	var refused Refused
+	if errors.As(err, &refused) { // the others wait, too
+		err = errors.Join(err, permit.Refused(ctx, time.Duration(refused)))
+	}
+	return err
 }
 
 // Config returns the configuration of a server whose handlers snooze tasks.
@@ -95,6 +106,22 @@ func NewLine(rdb redis.UniversalClient, p throttle.Policy, waiting int) (*snooze
 	return &snooze.Line{Limiter: limiter, Resolution: time.Second, Waiting: waiting, Take: take(rdb, p.Name)}, err
 }
 
+// get sends the request of a task.
+func get(url string) error {
+	resp, err := http.Get(url)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	switch wait, _ := strconv.Atoi(resp.Header.Get("Retry-After")); {
+	case resp.StatusCode == http.StatusTooManyRequests:
+		return Refused(time.Duration(wait) * time.Second)
+	case resp.StatusCode >= 400:
+		return errors.New(resp.Status)
+	}
+	return nil
+}
+
 func main() {
 	if err := run(context.Background(), os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "asynq:", err)
@@ -128,11 +155,7 @@ func run(ctx context.Context, args []string) error {
 	}
 	handlers := asynq.NewServeMux()
 	handlers.Handle(CallType, &Caller{Line: line, Redis: rdb, Send: func(_ context.Context, number string) error {
-		resp, err := http.Get(provider.URL + "/" + number)
-		if err == nil {
-			resp.Body.Close()
-		}
-		return err
+		return get(provider.URL + "/" + number)
 	}})
 	server := asynq.NewServerFromRedisClient(rdb, Config(100))
 	if err := server.Start(handlers); err != nil {

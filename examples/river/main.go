@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -33,6 +34,11 @@ type Call struct {
 // Kind names the kind of job.
 func (Call) Kind() string { return "call" }
 
+// Refused is the error of a Send that the API has refused: how long it asked to wait, or zero if it did not say.
+type Refused time.Duration
+
+func (r Refused) Error() string { return "the API refuses requests for " + time.Duration(r).String() }
+
 // A Caller works jobs of the kind Call.
 type Caller struct {
 	river.WorkerDefaults[Call]
@@ -53,7 +59,12 @@ func (w *Caller) Work(ctx context.Context, job *river.Job[Call]) error {
 		return river.JobSnooze(again)
 	}
 	defer permit.Release()
-	return w.Send(ctx, job.Args.Number)
+	err = w.Send(ctx, job.Args.Number)
+	var refused Refused
+	if errors.As(err, &refused) { // the others wait, too
+		err = errors.Join(err, permit.Refused(ctx, time.Duration(refused)))
+	}
+	return err
 }
 
 // pollInterval is the FetchPollInterval of clients. River notices a snoozed job that is due at its next poll, so
@@ -103,6 +114,22 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	return errors.Join(err, failed)
 }
 
+// get sends the request of a job.
+func get(url string) error {
+	resp, err := http.Get(url)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	switch wait, _ := strconv.Atoi(resp.Header.Get("Retry-After")); {
+	case resp.StatusCode == http.StatusTooManyRequests:
+		return Refused(time.Duration(wait) * time.Second)
+	case resp.StatusCode >= 400:
+		return errors.New(resp.Status)
+	}
+	return nil
+}
+
 func main() {
 	if err := run(context.Background(), os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "river:", err)
@@ -135,12 +162,8 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	workers := river.NewWorkers()
-	river.AddWorker(workers, &Caller{Line: line, Send: func(ctx context.Context, number int) error {
-		resp, err := http.Get(fmt.Sprintf("%s/%d", provider.URL, number))
-		if err == nil {
-			resp.Body.Close()
-		}
-		return err
+	river.AddWorker(workers, &Caller{Line: line, Send: func(_ context.Context, number int) error {
+		return get(fmt.Sprintf("%s/%d", provider.URL, number))
 	}})
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 100}},

@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"slices"
 	"sync/atomic"
@@ -15,9 +17,11 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/postgres/internal/pgtest"
+	"github.com/apithrottle/throttle/snooze"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -165,6 +169,27 @@ func (b *bench) judge(t *testing.T) {
 	slices.Sort(displaced)
 	t.Logf("%.2f calls a second, %.2f tries a call, half of the calls within %d places of their own, all within %d; the slowest ping took %v",
 		goodput, tries, displaced[jobs/2], displaced[jobs-1], time.Duration(b.slowest.Load()).Round(time.Millisecond))
+}
+
+// TestRefusedCallPauses checks that a call which the API refuses fails, and that the others wait meanwhile.
+func TestRefusedCallPauses(t *testing.T) {
+	limiter, err := throttle.New(policy, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Retry-After", "30")
+		w.WriteHeader(http.StatusTooManyRequests)
+	}))
+	defer api.Close()
+	caller := &Caller{Line: &snooze.Line{Limiter: limiter}, Send: func(context.Context, int) error { return get(api.URL) }}
+	err = caller.Work(t.Context(), &river.Job[Call]{JobRow: &rivertype.JobRow{Metadata: []byte("{}")}})
+	if !errors.As(err, new(Refused)) {
+		t.Errorf("%v, want a refusal", err)
+	}
+	if s, err := limiter.Status(t.Context()); err != nil || s.Paused < 20*time.Second {
+		t.Errorf("the quota is paused for %v, %v; want 30 s", s.Paused, err)
+	}
 }
 
 func TestProgram(t *testing.T) {

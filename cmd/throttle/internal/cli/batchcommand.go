@@ -101,8 +101,24 @@ func (c *commands) start(ctx context.Context, child *exec.Cmd) (renewed *throttl
 		}
 		c.starting.Unlock()
 		c.cancel(ctx, renewed)
-		if renewed, err = c.turn.limiter.Acquire(c.ending, c.turn.cost); err != nil {
+		if renewed, err = c.acquireAgain(); err != nil {
 			return nil, err
+		}
+	}
+}
+
+// acquireAgain waits for a new turn, also while the policy refuses requests that would wait too long.
+func (c *commands) acquireAgain() (*throttle.Permit, error) {
+	for {
+		permit, err := c.turn.limiter.Acquire(c.ending, c.turn.cost)
+		var refused *throttle.WaitError
+		if !errors.As(err, &refused) || !errors.Is(err, throttle.ErrDeadline) && !errors.Is(err, throttle.ErrQueueFull) {
+			return permit, err
+		}
+		select {
+		case <-time.After(max(refused.Wait, 10*time.Millisecond)):
+		case <-c.ending.Done():
+			return nil, context.Canceled
 		}
 	}
 }

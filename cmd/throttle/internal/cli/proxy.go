@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -90,6 +91,8 @@ type sidecar struct {
 	observer *throttle.Observer
 	store    throttle.Store
 
+	shutdown atomic.Int64 // how long admitted requests may take when the proxy ends
+
 	// The fields below change when the file is read again.
 	config     *config.Config
 	base       *http.Transport
@@ -154,9 +157,8 @@ func (s *sidecar) serve(ctx context.Context, listener, pages net.Listener, hangu
 	if s.config.AllowPublic && len(s.config.Clients) == 0 {
 		s.log.Warn("every program that reaches the address may use the proxy: add clients with tokens")
 	}
-	server := &proxy.Server{Handler: s.handler, Pages: pages, Shutdown: s.config.Timeouts.Shutdown, Log: s.log}
-	if s.flags.shutdown > 0 {
-		server.Shutdown = s.flags.shutdown
+	server := &proxy.Server{
+		Handler: s.handler, Pages: pages, Shutdown: func() time.Duration { return time.Duration(s.shutdown.Load()) }, Log: s.log,
 	}
 	ctx, stop := context.WithCancel(ctx)
 	var reloads sync.WaitGroup
@@ -310,6 +312,7 @@ func (s *sidecar) apply(cfg *config.Config) error {
 		s.base.CloseIdleConnections()
 	}
 	s.config, s.base, s.transports = cfg, base, transports
+	s.shutdown.Store(int64(cmp.Or(max(0, s.flags.shutdown), cfg.Timeouts.Shutdown)))
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -16,6 +17,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/throttletest"
@@ -290,6 +292,39 @@ func TestProxyTerminates(t *testing.T) {
 		t.Errorf("exit code %d: %s", code, log)
 	}
 	p.code <- code
+}
+
+// TestProxyReloadsShutdown checks that the time in which requests must end is that of the file that was read last.
+func TestProxyReloadsShutdown(t *testing.T) {
+	reached := make(chan bool, 1)
+	api := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		reached <- true
+		<-r.Context().Done()
+	}))
+	defer api.Close()
+	file := func(shutdown string) string {
+		return fmt.Sprintf("timeouts: {shutdown: %s}\nroutes: {/api: {to: %q, policy: 5/s}}\n", shutdown, api.URL)
+	}
+	p := startProxy(t, file("1h"))
+	p.write(file("10ms"))
+	p.reload(1)
+	go func() {
+		if resp, err := http.Get(p.url + "/api/x"); err == nil {
+			resp.Body.Close()
+		}
+	}()
+	<-reached
+	p.stop()
+	select {
+	case code := <-p.code:
+		if code != exitFailure {
+			t.Errorf("exit code %d, want %d: %s", code, exitFailure, p.log)
+		}
+		p.code <- exitOK
+	case <-time.After(10 * time.Second):
+		t.Error("the proxy has not ended within the time of the file that it has read again")
+		api.CloseClientConnections()
+	}
 }
 
 // TestProxySocket checks a socket, and the place of one that a killed process has left.

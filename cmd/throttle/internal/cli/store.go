@@ -112,7 +112,7 @@ func (c *command) openStore(p place) (throttle.Store, io.Closer, error) {
 		}
 		if p.File == "" {
 			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-				return nil, nil, &configError{fmt.Errorf("no file for quotas: %w", err)}
+				return nil, nil, &storeError{"the file of the quotas", err}
 			}
 		}
 		if err := checkLink(path); err != nil {
@@ -130,7 +130,7 @@ func (c *command) openStore(p place) (throttle.Store, io.Closer, error) {
 	case p.isServer(): // the URL was checked
 		return nil, nil, &configError{err}
 	}
-	return nil, nil, &configError{fmt.Errorf("no file for quotas: %s", strings.TrimPrefix(errors.Unwrap(err).Error(), "host: "))}
+	return nil, nil, &storeError{"the file of the quotas", errors.New(strings.TrimPrefix(errors.Unwrap(err).Error(), "host: "))}
 }
 
 type noLog struct{}

@@ -129,9 +129,9 @@ var wrongInputs = []struct {
 	{"postgres|migrate|--store|redis://h", "migrate needs --store: the URL of a PostgreSQL database", exitUsage},
 	{"postgres|migrate|--store|postgres://u:secret@127.0.0.1:1/d", "PostgreSQL at 127.0.0.1:1 cannot be used: dial tcp 127.0.0.1:1: connect: connection refused", exitUnavailable},
 	{"wait|--policy|5/s|--name|a|--prefix|mine:", "--prefix is of --redis: leave it out, or add --redis", exitUsage},
-	{"wait|--policy|5/s|--name|a|--file|missing/q.db", "no file for quotas: open missing/q.db: no such file or directory", exitConfig},
-	{"wait|--policy|5/s|--name|a|--file|dir", "no file for quotas: open dir: is a directory", exitConfig},
-	{"wait|--policy|5/s|--name|a|--file|text.txt", "no file for quotas: text.txt: not a quota file", exitConfig},
+	{"wait|--policy|5/s|--name|a|--file|missing/q.db", "the file of the quotas cannot be used: open missing/q.db: no such file or directory", exitUnavailable},
+	{"wait|--policy|5/s|--name|a|--file|dir", "the file of the quotas cannot be used: open dir: is a directory", exitUnavailable},
+	{"wait|--policy|5/s|--name|a|--file|text.txt", "the file of the quotas cannot be used: text.txt: not a quota file", exitUnavailable},
 
 	// Commands and lines.
 	{"exec|--policy|5/s|--name|a", "exec needs a command: throttle exec --policy 5/s --name coinbase -- curl …", exitUsage},

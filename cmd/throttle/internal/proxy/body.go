@@ -121,15 +121,14 @@ func (b *incoming) finish(drain time.Duration) {
 // buffer reads the body of a request if it has at most limit bytes, and sets GetBody. Of a longer body
 // it keeps what it has read, and the rest is read when the request is sent.
 func buffer(r *http.Request, b *incoming, limit int64) *problem {
-	if b == nil {
-		return nil
-	}
 	r.Body = b
 	if limit == 0 || r.ContentLength > limit || r.ContentLength < 0 && expects(r.Header) {
 		return nil // the first read would ask the client to send a body that is not kept
 	}
 	data, err := read(b, r.ContentLength, limit)
 	switch {
+	case err != nil && tripOf(r.Context()).state.Load() == stoppedDraining:
+		return draining()
 	case err != nil && b.stop():
 		return lateBody()
 	case err != nil && r.Context().Err() != nil:

@@ -109,7 +109,7 @@ func (p *problem) pointless() bool {
 
 // serveFailure writes the response to a request that got none from its upstream.
 func (h *Handler) serveFailure(w http.ResponseWriter, t *trip, err error) {
-	if t.admitted.Load() { // else it was not sent
+	if t.isAdmitted() { // else it was not sent
 		t.route.counts.countFailure(t.incoming.Context().Err())
 	}
 	p := h.problemOf(t, err)
@@ -128,7 +128,7 @@ const statusGone = 499
 func (h *Handler) problemOf(t *trip, err error) *problem {
 	var refused *throttle.WaitError
 	switch {
-	case t.stopped.Load() == stoppedDraining:
+	case t.state.Load() == stoppedDraining:
 		return draining()
 	case t.body != nil && t.body.stop():
 		return lateBody()
@@ -136,7 +136,7 @@ func (h *Handler) problemOf(t *trip, err error) *problem {
 		p := refusal(refused)
 		p.Members = t.memberWaits(refused.Policy)
 		return p
-	case t.stopped.Load() == stoppedLate:
+	case t.state.Load() == stoppedLate:
 		p := refusal(&throttle.WaitError{Policy: t.policy, Err: throttle.ErrDeadline, Bound: throttle.BoundContext})
 		p.Members = t.memberWaits(t.policy)
 		return p
@@ -144,7 +144,7 @@ func (h *Handler) problemOf(t *trip, err error) *problem {
 		return nil
 	case errors.Is(err, providers.ErrNoPrice):
 		return noPrice(err)
-	case t.unusable != nil && !t.admitted.Load():
+	case t.unusable != nil && !t.isAdmitted():
 		return h.unusable(t)
 	}
 	kind, late := describe(err)

@@ -203,7 +203,7 @@ type Handler struct {
 	end      context.CancelFunc // ends the viewers of the page
 	mu       sync.Mutex         // guards all below
 	draining bool
-	waiting  map[*trip]struct{} // in a queue
+	waiting  map[*trip]struct{} // in a queue, or for a body that is read before
 }
 
 // New returns a Handler without routes.
@@ -334,7 +334,7 @@ func (h *Handler) enqueue(t *trip) {
 	draining := h.draining
 	h.mu.Unlock()
 	if draining {
-		t.stop(stoppedDraining)
+		t.drain()
 	}
 }
 
@@ -354,7 +354,7 @@ func (h *Handler) Drain() {
 	}
 	h.mu.Unlock()
 	for _, t := range waiting {
-		t.stop(stoppedDraining)
+		t.drain()
 	}
 	h.end()
 }
@@ -472,8 +472,13 @@ func (h *Handler) serveRoute(w http.ResponseWriter, r *http.Request, t *trip) *p
 	t.begin(parent, maxWait)
 	defer t.finish()
 	req := r.WithContext(t)
-	if p := buffer(req, t.body, t.route.MaxBody); p != nil {
-		return p
+	if t.body != nil {
+		h.enqueue(t)
+		p := buffer(req, t.body, t.route.MaxBody)
+		h.leave(t)
+		if p != nil {
+			return p
+		}
 	}
 	t.incoming = r
 	if len(r.Header["Upgrade"]) > 0 && !tunnelsHTTP(r.Header) {

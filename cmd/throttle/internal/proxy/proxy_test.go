@@ -80,7 +80,7 @@ func start(t *testing.T, upstream http.HandlerFunc, opts proxy.Options, table fu
 	b.addr = l.Addr().String()
 	ctx, stop := context.WithCancel(context.Background())
 	b.stop = stop
-	server := &proxy.Server{Handler: b.handler, Shutdown: 20 * time.Second, Log: opts.Log}
+	server := &proxy.Server{Handler: b.handler, Shutdown: func() time.Duration { return 20 * time.Second }, Log: opts.Log}
 	go func() { b.ended <- server.Serve(ctx, l) }()
 	t.Cleanup(func() {
 		stop()

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -36,8 +35,8 @@ type Server struct {
 	// Pages is where the pages alone are served, until the server has ended. If nil, nowhere.
 	Pages net.Listener
 
-	// Shutdown is how long admitted requests may take once the server ends. If zero, 30 s.
-	Shutdown time.Duration
+	// Shutdown returns how long admitted requests may take once the server ends. If nil, 30 s.
+	Shutdown func() time.Duration
 
 	// Log receives what goes wrong. If nil, nothing is logged.
 	Log *slog.Logger
@@ -72,7 +71,11 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 		return err
 	case <-ctx.Done():
 	}
-	limit, stop := context.WithTimeout(context.Background(), cmp.Or(max(0, s.Shutdown), 30*time.Second))
+	most := 30 * time.Second
+	if s.Shutdown != nil {
+		most = s.Shutdown()
+	}
+	limit, stop := context.WithTimeout(context.Background(), most)
 	defer stop()
 	s.Handler.Drain()
 	err := server.Shutdown(limit)

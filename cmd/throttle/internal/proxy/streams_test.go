@@ -412,6 +412,34 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestDrainWhileReading checks that a request whose body the proxy still reads, before it waits, does not hold up the
+// end of the proxy.
+func TestDrainWhileReading(t *testing.T) {
+	for _, header := range []string{"Content-Length: 10", "Transfer-Encoding: chunked", "Content-Length: 10\r\nExpect: 100-continue"} {
+		b := start(t, echo, proxy.Options{}, func(b *bench) proxy.Table {
+			b.handler.SetBodyBounds(time.Hour, time.Second)
+			return single(plenty)(b)
+		})
+		conn := b.dial()
+		fmt.Fprintf(conn, "POST /api/x HTTP/1.1\r\nHost: localhost\r\n%s\r\n\r\n", header)
+		for begin := time.Now(); b.handler.Open() == 0 && time.Since(begin) < patience; time.Sleep(time.Millisecond) {
+		}
+		_, _ = io.WriteString(conn, "2\r\nhe")
+		b.stop()
+		r := bufio.NewReader(conn)
+		resp, err := http.ReadResponse(r, nil)
+		if err == nil && resp.StatusCode == http.StatusContinue {
+			resp, err = http.ReadResponse(r, nil)
+		}
+		if err != nil {
+			t.Fatalf("%s: %v, want an answer", header, err)
+		}
+		if p := problemOf(t, resp); p.Reason != "draining" || !resp.Close {
+			t.Errorf("%s: %+v, closes: %v", header, p, resp.Close)
+		}
+	}
+}
+
 // TestDrainIsBounded checks that a request which does not end is broken off.
 func TestDrainIsBounded(t *testing.T) {
 	reached := make(chan bool, 1)
@@ -425,7 +453,9 @@ func TestDrainIsBounded(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error)
-	go func() { ended <- (&proxy.Server{Handler: b.handler, Shutdown: time.Millisecond}).Serve(ctx, l) }()
+	go func() {
+		ended <- (&proxy.Server{Handler: b.handler, Shutdown: func() time.Duration { return time.Millisecond }}).Serve(ctx, l)
+	}()
 	b.addr = l.Addr().String()
 	go b.try(t.Context(), "GET", "/api/x", nil)
 	<-reached

@@ -31,9 +31,8 @@ type trip struct {
 	own      atomic.Pointer[ending] // of the request alone; nil if it has not waited
 	deadline time.Time              // zero if the wait has no bound
 	timer    *time.Timer            // at the deadline
-	admitted atomic.Bool
-	begun    atomic.Int64 // when it was admitted, as sinceStart counts; zero before
-	stopped  atomic.Int32 // why the proxy has canceled it
+	state    atomic.Int32           // one of the states below
+	begun    atomic.Int64           // when it was admitted, as sinceStart counts; zero before
 
 	// The fields below belong to the goroutine of the request.
 	waited       time.Duration
@@ -44,10 +43,12 @@ type trip struct {
 	page         bool   // the request is for a page of the proxy
 }
 
-// Why the proxy has canceled a request.
+// The states of a trip. The proxy cancels no request that is admitted.
 const (
-	stoppedLate     = iota + 1 // its wait has outlasted the deadline
-	stoppedDraining            // the proxy ends
+	waits           = iota
+	admitted        // it is sent
+	stoppedLate     // canceled: its wait has outlasted the deadline
+	stoppedDraining // canceled: the proxy ends
 )
 
 type tripKey struct{}
@@ -105,16 +106,19 @@ func (t *trip) current() context.Context {
 
 // Done is called before the admission by what waits for it, and afterwards by what sends the request.
 func (t *trip) Done() <-chan struct{} {
-	if !t.admitted.Load() {
+	if !t.isAdmitted() {
 		return t.canceled().Done()
 	}
 	return t.current().Done()
 }
 
-// admit ends the deadline.
+// admit ends the deadline. A request that the proxy has stopped is canceled when admit returns, so that it is not
+// sent.
 func (t *trip) admit() {
 	t.begun.Store(int64(sinceStart()))
-	t.admitted.Store(true)
+	if !t.state.CompareAndSwap(waits, admitted) && !t.isAdmitted() {
+		t.canceled().cancel()
+	}
 	if t.timer != nil {
 		t.timer.Stop()
 	}
@@ -123,18 +127,29 @@ func (t *trip) admit() {
 // waitAgain makes the deadline of a request that was admitted hold again: a request waits for a pool after the
 // budget of its route, and once more after a refusal.
 func (t *trip) waitAgain() {
-	if t.admitted.Swap(false) && t.timer != nil {
+	if t.state.CompareAndSwap(admitted, waits) && t.timer != nil {
 		t.timer.Reset(max(0, time.Until(t.deadline)))
 	}
 }
 
 // sinceAdmitted returns the time since the request was admitted.
+func (t *trip) isAdmitted() bool { return t.state.Load() == admitted }
+
 func (t *trip) sinceAdmitted() time.Duration { return sinceStart() - time.Duration(t.begun.Load()) }
 
-// stop cancels the request if it has not been admitted.
-func (t *trip) stop(why int32) {
-	if !t.admitted.Load() && t.stopped.CompareAndSwap(0, why) {
-		t.canceled().cancel()
+// stop cancels the request if it has not been admitted, and reports whether it has.
+func (t *trip) stop(why int32) bool {
+	if !t.state.CompareAndSwap(waits, why) {
+		return false
+	}
+	t.canceled().cancel()
+	return true
+}
+
+// drain cancels the request and the reading of its body, because the proxy ends, if it has not been admitted.
+func (t *trip) drain() {
+	if t.stop(stoppedDraining) && t.body != nil {
+		t.body.stop()
 	}
 }
 
@@ -148,7 +163,7 @@ func (t *trip) Value(key any) any {
 
 // Deadline returns the end of the wait.
 func (t *trip) Deadline() (time.Time, bool) {
-	if t.deadline.IsZero() || t.admitted.Load() {
+	if t.deadline.IsZero() || t.isAdmitted() {
 		return t.current().Deadline()
 	}
 	return t.deadline, true
@@ -157,7 +172,7 @@ func (t *trip) Deadline() (time.Time, bool) {
 // Err returns DeadlineExceeded if the wait has outlasted the deadline.
 func (t *trip) Err() error {
 	err := t.current().Err()
-	if err != nil && t.stopped.Load() == stoppedLate {
+	if err != nil && t.state.Load() == stoppedLate {
 		return context.DeadlineExceeded
 	}
 	return err
