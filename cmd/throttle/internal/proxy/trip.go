@@ -132,9 +132,9 @@ func (t *trip) waitAgain() {
 	}
 }
 
-// sinceAdmitted returns the time since the request was admitted.
 func (t *trip) isAdmitted() bool { return t.state.Load() == admitted }
 
+// sinceAdmitted returns the time since the request was admitted.
 func (t *trip) sinceAdmitted() time.Duration { return sinceStart() - time.Duration(t.begun.Load()) }
 
 // stop cancels the request if it has not been admitted, and reports whether it has.
