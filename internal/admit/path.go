@@ -316,7 +316,11 @@ func (p *Path) awaitObject(ctx context.Context, s *Scope, d *Demand) error {
 		bounded, cancel = context.WithDeadline(ctx, giveUp)
 		defer cancel()
 	}
+	began := time.Now()
 	wait, err := s.objects.Wait(bounded, d.Object())
+	if rev.MaxWait > 0 { // it goes on in the queue
+		d.waited = map[*Scope]time.Duration{s: time.Since(began)}
+	}
 	if err == context.DeadlineExceeded {
 		late := rev.refuse(queue.Late, -1, wait)
 		late.Bound = d.earliest(ctx)
