@@ -627,6 +627,8 @@ func (c *caller) endRefusal(m *Member, err error) {
 		})
 	case (r.Reason == queue.Banned || r.Reason == queue.Exhausted) && r.Wait > 0:
 		c.after(r.Wait, m, func() { c.reconsider(m) })
+	case r.Reason == queue.Late && r.Wait > 0: // for the member's MaxWait, or the context ends before
+		c.after(max(r.Wait, fullFor), m, func() { c.reconsider(m) })
 	}
 }
 
