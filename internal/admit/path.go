@@ -208,7 +208,7 @@ func (p *Path) AllowOne(ctx context.Context) (done, allowed bool) {
 	if rev.Events != nil {
 		return false, false
 	}
-	d, err := rev.quota.TryAcquire(ctx, store.Request{Cost: rev.oneRequest})
+	d, err := rev.quota.TryAcquire(ctx, store.Request{Cost: rev.oneRequest, WaitSpec: rev.initialWaitSpec(ctx)})
 	return d.Verdict != store.Moved, err == nil && d.Verdict == store.Admitted
 }
 
