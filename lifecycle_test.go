@@ -907,3 +907,40 @@ func TestSetPolicyOfEqualTiers(t *testing.T) {
 		}
 	})
 }
+
+// TestSetPolicyOfWaiters checks that a policy with the same tiers holds at once for callers that wait, nested or not:
+// without Headroom Batch callers go, and a lower MaxQueue refuses the last callers.
+func TestSetPolicyOfWaiters(t *testing.T) {
+	for _, nested := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			p := exact(throttle.PerMinute(10))
+			p.Headroom, p.Aging = 50, time.Hour
+			l := mustNew(t, p, nil)
+			if nested {
+				l = l.Within(mustNew(t, exact(throttle.PerMinute(100)), nil))
+			}
+			for range 6 {
+				l.Allow()
+			}
+			ctx, cancel := context.WithCancel(throttle.WithClass(t.Context(), throttle.Batch))
+			defer cancel()
+			for range 10 {
+				go func() { _ = l.Wait(ctx) }()
+			}
+			time.Sleep(sec)
+			set := func(headroom, maxQueue, want int) {
+				p.Headroom, p.MaxQueue = headroom, maxQueue
+				if err := l.SetPolicy(t.Context(), p); err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+				if got := status(t, l).Waiting; got != want {
+					t.Errorf("nested %v, Headroom %d, MaxQueue %d: %d wait, want %d", nested, headroom, maxQueue, got, want)
+				}
+			}
+			set(50, 0, 10)
+			set(0, 0, 6)
+			set(0, 2, 2)
+		})
+	}
+}

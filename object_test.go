@@ -174,3 +174,24 @@ func TestNamedRefusalIsNotTheObjects(t *testing.T) {
 		})
 	}
 }
+
+// MaxWait is the time for the object and for the quota together.
+func TestObjectPausesWithinMaxWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := exact(per(30*sec, 100, throttle.SlidingLog))
+		p.MaxWait = 20 * sec
+		l, tr, _ := ownObject(t, p, nil)
+		time.Sleep(time.Minute)
+		if err := getOne(t.Context(), tr, "/own"); err != nil { // it pauses for 16 seconds again
+			t.Fatal(err)
+		}
+		if err := l.WaitN(t.Context(), 99); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		err := getOne(t.Context(), tr, "/own")
+		if took := time.Since(start); !errors.Is(err, throttle.ErrDeadline) || took > 20*sec {
+			t.Errorf("%v after %v, want ErrDeadline after 20s at most", err, took)
+		}
+	})
+}

@@ -1109,3 +1109,51 @@ func TestPoolMaxQueue(t *testing.T) {
 		})
 	}
 }
+
+// A caller whom a member has refused, because its queue is full, its MaxWait is shorter, or the policy that it had was
+// slow, goes to that member when it has room.
+func TestPoolUsesAMemberThatHasRefused(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		want time.Duration
+		set  func(*throttle.Policy)
+		then func(l *throttle.Limiter, p throttle.Policy) error
+	}{
+		{"full", sec, func(p *throttle.Policy) { p.MaxQueue = 1 }, nil},
+		{"late", sec, func(p *throttle.Policy) { p.MaxWait = 500 * ms }, nil},
+		{"slow", 500 * ms, func(p *throttle.Policy) { p.Tiers[0].Limit, p.Tiers[0].Window = 1, time.Hour }, func(l *throttle.Limiter, p throttle.Policy) error {
+			p.Tiers = []throttle.Tier{throttle.PerSecond(10)}
+			return l.SetPolicy(context.Background(), p)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := exact(throttle.PerSecond(10))
+				c.set(&p)
+				fast, slow := mustNew(t, p, nil), mustNew(t, exact(throttle.PerMinute(1)), nil)
+				pool := newPool(t, throttle.Member{Name: "fast", Limiter: fast}, throttle.Member{Name: "slow", Limiter: slow})
+				slow.Allow()
+				if c.then == nil {
+					if err := fast.Pause(t.Context(), sec); err != nil {
+						t.Fatal(err)
+					}
+					go func() { _ = fast.Wait(t.Context()) }()
+				} else {
+					fast.Allow()
+					time.AfterFunc(c.want, func() {
+						if err := c.then(fast, p); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				synctest.Wait()
+				start := time.Now()
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+				defer cancel()
+				if err := pool.Wait(ctx); err != nil || time.Since(start) > c.want+300*ms {
+					t.Errorf("%v after %v, want it admitted after %v", err, time.Since(start), c.want)
+				}
+			})
+		})
+	}
+}

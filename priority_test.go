@@ -536,3 +536,42 @@ func TestClassesStormAtAFarStore(t *testing.T) {
 		})
 	}
 }
+
+// TestPoolBatchLeavesHeadroom checks that the Batch callers of a pool leave the Headroom of its members, whichever way
+// they ask.
+func TestPoolBatchLeavesHeadroom(t *testing.T) {
+	for members := 1; members <= 2; members++ {
+		for _, way := range []string{"Wait", "Acquire", "TryAcquire"} {
+			synctest.Test(t, func(t *testing.T) {
+				p := exact(throttle.PerMinute(10))
+				p.Headroom, p.Aging = 50, time.Hour
+				pool := newPool(t)
+				for i := range members {
+					if err := pool.Add(throttle.Member{Name: string(rune('a' + i)), Limiter: mustNew(t, p, nil)}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				ctx, cancel := context.WithTimeout(throttle.WithClass(t.Context(), throttle.Batch), sec)
+				defer cancel()
+				admitted := 0
+				for range 30 {
+					var err error
+					switch way {
+					case "Wait":
+						err = pool.Wait(ctx)
+					case "Acquire":
+						err = release(pool.Acquire(ctx, nil))
+					default:
+						err = release(pool.TryAcquire(ctx, nil))
+					}
+					if err == nil {
+						admitted++
+					}
+				}
+				if admitted != 5*members {
+					t.Errorf("%s: %d members have admitted %d, want %d", way, members, admitted, 5*members)
+				}
+			})
+		}
+	}
+}

@@ -872,3 +872,23 @@ func TestShadowOfPanickingObserver(t *testing.T) {
 		}
 	})
 }
+
+// TestShadowOfRefusalsUnderAutoGuard checks that a refusal of a request which no quota has charged is reported
+// although there is no guard that was learned.
+func TestShadowOfRefusalsUnderAutoGuard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1)}, Guard: throttle.AutoGuard, Shadow: true}, nil)
+		tr := &throttle.Transport{Limiter: l, Base: trNewBase(func(int, *http.Request) (*http.Response, error) {
+			return trAnswer(http.StatusTooManyRequests, "Retry-After", "1"), nil
+		})}
+		for range 3 {
+			trExpect(t, tr, http.StatusTooManyRequests)
+			permit := acquire(t, l, nil)
+			if err := permit.Refused(t.Context(), time.Second); err != nil {
+				t.Error(err)
+			}
+			permit.Release()
+		}
+		time.Sleep(time.Minute)
+	})
+}

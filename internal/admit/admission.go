@@ -369,8 +369,14 @@ func (a *Admission) CheckActual(actual map[string]int64) error {
 // Feedback returns what receives the readings of responses.
 func (c *Charge) Feedback() store.Feedback { return feedbackOf(c.Revision.quota) }
 
-// Guard returns the guard interval in force, learned or not.
-func (c *Charge) Guard() time.Duration { return c.Scope.guardInForce(c.Revision) }
+// Guard returns the guard interval in force, learned or not. If no quota has charged the request, it is that of the
+// policy.
+func (c *Charge) Guard() time.Duration {
+	if c.Scope == nil {
+		return c.Revision.Plan.Guard()
+	}
+	return c.Scope.guardInForce(c.Revision)
+}
 
 // StatusOfReport returns the state of the quota after a refusal, or the zero Status if it is not known. It
 // reports what the refusal has changed.

@@ -84,9 +84,10 @@ func (b *bundledQuota) Leave() {
 // Watch watches all quotas. A change that voids reservations in one of them voids them in all.
 func (b *bundledQuota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 	p := b.path
-	stops := []func(){b.innermost().quota.Watch(changed), b.scopes[0].track(p.joint.refuseAll)}
+	told := p.joint.follow(b.scopes[0], p.jointConfig)
+	stops := []func(){b.innermost().quota.Watch(changed), b.scopes[0].track(told)}
 	for i, s := range b.scopes[1:] {
-		stops = append(stops, s.track(p.joint.refuseAll), b.revisions[1+i].quota.Watch(func(change store.Change, left time.Duration) {
+		stops = append(stops, s.track(told), b.revisions[1+i].quota.Watch(func(change store.Change, left time.Duration) {
 			p.outerChanged(&p.joint, p.jointConfig, s.current.Load(), change, left)
 			if change != store.Freed && change != store.Replanned {
 				change, left = store.Eased, 0

@@ -316,10 +316,11 @@ func (c chain) TryAcquire(ctx context.Context, r store.Request) (store.Decision,
 
 func (c chain) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 	own := &c.path.ownQueue
-	stops := []func(){c.quota.Watch(changed), c.path.scope.Load().track(own.refuseAll)}
+	told := own.follow(c.path.scope.Load(), c.path.queueConfig)
+	stops := []func(){c.quota.Watch(changed), c.path.scope.Load().track(told)}
 	for p := c.path.outer; p != nil; p = p.outer {
 		s := p.scope.Load()
-		stops = append(stops, s.track(own.refuseAll), s.adoptSuccessor().quota.Watch(func(change store.Change, left time.Duration) {
+		stops = append(stops, s.track(told), s.adoptSuccessor().quota.Watch(func(change store.Change, left time.Duration) {
 			c.path.outerChanged(own, c.path.queueConfig, s.current.Load(), change, left)
 		}))
 	}

@@ -165,24 +165,23 @@ func (c *caller) stages() ([][]*Member, error) {
 	return c.pool.stages(able, c.key), nil
 }
 
-// watchOthers watches the members that cannot serve the request under their policies, which may change, and those
-// that a pause keeps from serving it, which may end early. It reports whether it has begun to watch any.
+// watchOthers watches the members that cannot serve the request, or have refused it, under their policies, which may
+// change. A pause that keeps them from serving it may end early. It reports whether it has begun to watch any.
 func (c *caller) watchOthers(able []*Member) (begun bool) {
 	for _, m := range c.pool.Members() {
 		c.mu.Lock()
-		known, paused := c.watched[m] != nil, mayEndEarly(c.refused[m])
+		known, refused := c.watched[m] != nil, c.refused[m]
 		c.mu.Unlock()
-		if known || slices.Contains(able, m) && !paused || m.Path.err != nil {
+		if known || slices.Contains(able, m) && refused == nil || m.Path.err != nil {
 			continue
 		}
 		var stops []func()
 		for p := m.Path; p != nil; p = p.outer {
-			stops = append(stops, p.scope.Load().watchFor(func() { c.reconsider(m) }, paused))
+			stops = append(stops, p.scope.Load().watchFor(func() { c.reconsider(m) }, mayEndEarly(refused)))
 		}
 		c.mu.Lock()
-		if c.watched[m] = stops; paused {
-			delete(c.refused, m) // the pause may have ended just before
-		}
+		c.watched[m] = stops
+		delete(c.refused, m) // its pause may have ended just before, or its policy have changed
 		c.mu.Unlock()
 		begun = true
 	}
@@ -628,6 +627,8 @@ func (c *caller) endRefusal(m *Member, err error) {
 		})
 	case (r.Reason == queue.Banned || r.Reason == queue.Exhausted) && r.Wait > 0:
 		c.after(r.Wait, m, func() { c.reconsider(m) })
+	case r.Reason == queue.Late && r.Wait > 0: // for the member's MaxWait, or the context ends before
+		c.after(max(r.Wait, fullFor), m, func() { c.reconsider(m) })
 	}
 }
 

@@ -25,7 +25,7 @@ type Demand struct {
 	bound      string                   // what sets giveUp
 	outerBound string                   // in an outer scope, what sets the deadline of the context
 	since      time.Time                // when the caller first asked, for its place in a queue; zero for now
-	waited     map[*Scope]time.Duration // in outer scopes so far, of a demand that may ask them again; nil if it is in none
+	waited     map[*Scope]time.Duration // so far, of a demand that may ask a scope again or has waited for its object; else nil
 
 	anyUnit bool          // the cost may name units that the Path does not count
 	option  *queue.Option // of a caller that waits for several members of a Pool; nil for another

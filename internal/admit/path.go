@@ -208,7 +208,7 @@ func (p *Path) AllowOne(ctx context.Context) (done, allowed bool) {
 	if rev.Events != nil {
 		return false, false
 	}
-	d, err := rev.quota.TryAcquire(ctx, store.Request{Cost: rev.oneRequest})
+	d, err := rev.quota.TryAcquire(ctx, store.Request{Cost: rev.oneRequest, WaitSpec: rev.initialWaitSpec(ctx)})
 	return d.Verdict != store.Moved, err == nil && d.Verdict == store.Admitted
 }
 
@@ -316,7 +316,11 @@ func (p *Path) awaitObject(ctx context.Context, s *Scope, d *Demand) error {
 		bounded, cancel = context.WithDeadline(ctx, giveUp)
 		defer cancel()
 	}
+	began := time.Now()
 	wait, err := s.objects.Wait(bounded, d.Object())
+	if rev.MaxWait > 0 { // it goes on in the queue
+		d.waited = map[*Scope]time.Duration{s: time.Since(began)}
+	}
 	if err == context.DeadlineExceeded {
 		late := rev.refuse(queue.Late, -1, wait)
 		late.Bound = d.earliest(ctx)

@@ -38,7 +38,7 @@ type Scope struct {
 
 // rareState is the state that few scopes have.
 type rareState struct {
-	concerned   map[*func(error)]struct{} // what refuses the callers of nested Paths who wait for this quota
+	concerned   map[*func(error)]struct{} // what receives the error of close, or nil after setPolicy; see Scope.track
 	paused      PausedBy                  // the last pause by this process
 	replacement *Policy                   // the last policy that setPolicy has set; nil if none
 	reported    time.Time                 // when a report last asked for the state; zero if none has
@@ -192,6 +192,7 @@ func (s *Scope) setPolicy(ctx context.Context, c *Policy) error {
 	if s.queue.made.Load() != nil {
 		s.queue.configure(s, nil)
 	}
+	s.tell(nil)
 	return nil
 }
 
@@ -242,28 +243,38 @@ func (s *Scope) close() {
 	closed.fastPath = false
 	rev.Policy, rev.closed = &closed, true
 	s.current.Store(&rev)
-	concerned := slices.Collect(maps.Keys(s.rareState().concerned))
 	s.mu.Unlock()
 	if was {
 		return
 	}
 	s.queue.close()
-	for _, refuse := range concerned {
-		(*refuse)(rev.refuse(queue.Closed, -1, 0))
-	}
+	s.tell(rev.refuse(queue.Closed, -1, 0))
 	rev.quota.Close()
 }
 
-// track calls refuse with an error when the scope is closed, until untrack is called.
-func (s *Scope) track(refuse func(error)) (untrack func()) {
+// track calls changed with an error when the scope is closed, and with nil after setPolicy, until untrack is called.
+func (s *Scope) track(changed func(error)) (untrack func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	concerned := s.rareState().concerned
-	concerned[&refuse] = struct{}{}
+	concerned[&changed] = struct{}{}
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(concerned, &refuse)
+		delete(concerned, &changed)
+	}
+}
+
+// tell calls what tracks the scope.
+func (s *Scope) tell(err error) {
+	var concerned []*func(error)
+	s.mu.Lock()
+	if s.rare != nil {
+		concerned = slices.Collect(maps.Keys(s.rare.concerned))
+	}
+	s.mu.Unlock()
+	for _, changed := range concerned {
+		(*changed)(err)
 	}
 }
 

@@ -74,9 +74,16 @@ func (wq *waitQueue) reconfigure(s *Scope, config func(*Revision) queue.Config) 
 	wq.configure(s, config)
 }
 
-// refuseAll refuses the callers of a queue that was made, because another scope is closed.
-func (wq *waitQueue) refuseAll(err error) {
-	wq.made.Load().Refuse(&queue.Final{Err: err})
+// follow returns what a scope that the callers of a queue wait for is tracked with: it refuses them when that scope
+// is closed, and configures the queue again after a new policy.
+func (wq *waitQueue) follow(s *Scope, config func(*Revision) queue.Config) func(error) {
+	return func(err error) {
+		if err != nil {
+			wq.made.Load().Refuse(&queue.Final{Err: err})
+		} else {
+			wq.reconfigure(s, config)
+		}
+	}
 }
 
 func (wq *waitQueue) close() {
