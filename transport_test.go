@@ -491,7 +491,7 @@ func TestTransportRetryAfter(t *testing.T) {
 		{name: "empty", status: 429, header: []string{"Retry-After", ""}, min: time.Second, max: 2 * time.Second},
 		{name: "junk", status: 429, header: []string{"Retry-After", "soon"}, min: time.Second, max: 2 * time.Second},
 		{name: "negative", status: 429, header: []string{"Retry-After", "-5"}, min: time.Second, max: 2 * time.Second},
-		{name: "zero", status: 429, header: []string{"Retry-After", "0"}, min: time.Second, max: 2 * time.Second},
+		{name: "zero", status: 429, header: []string{"Retry-After", "0"}, min: apart - answered},
 		{name: "NaN", status: 429, header: []string{"Retry-After", "NaN"}, min: time.Second, max: 2 * time.Second},
 		{name: "a date in the past", status: 429, header: []string{"Retry-After", date(-time.Minute)}, min: time.Second, max: 2 * time.Second},
 	} {
@@ -1320,5 +1320,43 @@ func TestNewClient(t *testing.T) {
 	}
 	if got := client.Transport.(*throttle.Transport).Unwrap(); got != http.DefaultTransport {
 		t.Errorf("Unwrap = %v, want http.DefaultTransport", got)
+	}
+}
+
+// A Retry-After of zero lets one request try at once, and the others wait for its response. Only if that is refused,
+// too, the quota pauses for some time.
+func TestRetryAfterOfZero(t *testing.T) {
+	for refused := range 3 {
+		synctest.Test(t, func(t *testing.T) {
+			base := trNewBase(func(n int, _ *http.Request) (*http.Response, error) {
+				time.Sleep(50 * time.Millisecond)
+				if n < refused {
+					return trAnswer(429, "Retry-After", "0"), nil
+				}
+				return trAnswer(200), nil
+			})
+			tr := &throttle.Transport{Base: base, Limiter: mustNew(t, exact(throttle.PerMinute(100)), nil)}
+			for n := range refused {
+				trExpect(t, tr, 429)
+				if sent := base.times(); n > 0 && sent[n]-sent[n-1] != 50*time.Millisecond {
+					t.Errorf("the probe goes %v after the refused request, want at once", sent[n]-sent[n-1])
+				}
+			}
+			var wg sync.WaitGroup
+			for range 3 {
+				wg.Go(func() { trExpect(t, tr, 200) })
+			}
+			wg.Wait()
+			sent, gap := base.times(), time.Duration(0)
+			if refused > 0 {
+				gap = sent[refused] - sent[refused-1] - 50*time.Millisecond
+			}
+			if probe := sent[refused+1] - sent[refused]; refused > 0 && probe < 50*time.Millisecond {
+				t.Errorf("another request goes %v after the probe, want behind its response", probe)
+			}
+			if refused == 2 && (gap < time.Second || gap > 4*time.Second) || refused < 2 && gap != 0 {
+				t.Errorf("after %d refusals the quota pauses for %v", refused, gap)
+			}
+		})
 	}
 }

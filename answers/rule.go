@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math/bits"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -30,7 +31,7 @@ const (
 type Refusal struct {
 	Kind Kind
 
-	// Delay is the wait after the response, in whole microseconds. If zero, it is not Known.
+	// Delay is the wait after the response, in whole microseconds. If zero and Known, one request may try at once.
 	Delay time.Duration
 
 	// Known is true if Delay comes from the response or from the rule.
@@ -140,8 +141,11 @@ func (e *event) refusal(rule *Rule, known []Reading) Refusal {
 	}
 	limited := Refusal{Kind: Limited, Delay: r.Delay, Known: r.Known, Reason: e.reason()}
 	if after := e.profile.RetryAfter; after != nil {
-		if limited.readDelay(e, after); e.Status == http.StatusServiceUnavailable {
+		limited.readDelay(e, after)
+		if e.Status == http.StatusServiceUnavailable {
 			limited.Delay = min(limited.Delay, retryafter.LongestOutage)
+		} else if r.Known && r.Delay == 0 && slices.ContainsFunc(after, func(f Field) bool { return f.Header == "Retry-After" }) {
+			limited.Known = true
 		}
 	}
 	return limited

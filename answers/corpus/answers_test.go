@@ -148,7 +148,7 @@ func TestRefusals(t *testing.T) {
 		{name: "503 with hours", status: 503, lines: []string{"Retry-After: 7200"}, want: "limited for 1m0s"},
 		{name: "200 with Retry-After", status: 200, lines: []string{"Retry-After: 7"}, want: "nothing"},
 		{name: "Lemlist: Retry-After on success", profile: of("Lemlist"), status: 200, lines: []string{"Retry-After: 2"}, want: "nothing"},
-		{name: "Retry-After zero", status: 429, lines: []string{"Retry-After: 0"}, want: "limited"},
+		{name: "Retry-After zero", status: 429, lines: []string{"Retry-After: 0"}, want: "limited for 0s"},
 		{name: "Retry-After before all else", profile: of("Okta"), status: 429, lines: []string{"Retry-After: 3", "X-Rate-Limit-Reset: 1777896041"}, want: "[window 1m0s reset 41s slack 1s] limited for 3s"},
 		{name: "retry-after-ms before Retry-After", profile: of("OpenAI"), status: 429, lines: []string{"Retry-After: 1", "retry-after-ms: 125.5"}, want: "limited for 125.5ms"},
 		{name: "an invalid retry-after-ms", profile: of("OpenAI"), status: 429, lines: []string{"Retry-After: 1", "retry-after-ms: soon"}, want: "limited for 1s"},

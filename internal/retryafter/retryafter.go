@@ -22,7 +22,7 @@ const (
 type Refusal struct {
 	// Delay is the time to wait from the response on, in whole microseconds. It is 0 if not Known.
 	Delay time.Duration
-	// Known reports that the provider specified Delay, and that it is more than zero.
+	// Known reports that the provider specified Delay.
 	Known bool
 }
 
@@ -32,8 +32,8 @@ type Refusal struct {
 // Jira throttles with such a 503, and for all others it is an outage. Retry-After may be seconds,
 // also with a fraction (Shopify sends "2.0"), or an HTTP-date. A date is compared with the
 // response's own Date, because the clocks of client and server may differ, or with now if there is
-// none. Of several lines the longest delay counts. Zero, dates in the past and values that are no
-// delay are not usable. Read neither reads nor closes the body.
+// none. Of several lines the longest delay counts. Zero seconds are a delay of a 429. Dates in the past and
+// values that are no delay are not usable. Read neither reads nor closes the body.
 func Read(resp *http.Response, now time.Time) (r Refusal, refused bool) {
 	if resp.StatusCode != http.StatusTooManyRequests && resp.StatusCode != http.StatusServiceUnavailable {
 		return Refusal{}, false
@@ -42,13 +42,15 @@ func Read(resp *http.Response, now time.Time) (r Refusal, refused bool) {
 		now = date
 	}
 	for _, line := range resp.Header.Values("Retry-After") {
-		r.Delay = max(r.Delay, Delay(line, now))
+		d, zero := Seconds(strings.TrimSpace(line))
+		r.Delay, r.Known = max(r.Delay, Delay(line, now)), r.Known || zero && d == 0
 	}
-	r.Known = r.Delay > 0
 	if resp.StatusCode == http.StatusServiceUnavailable {
 		r.Delay = min(r.Delay, LongestOutage)
+		r.Known = r.Delay > 0
 		return r, r.Known
 	}
+	r.Known = r.Known || r.Delay > 0
 	return r, true
 }
 
