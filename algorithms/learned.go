@@ -53,7 +53,7 @@ type Learn struct {
 //
 // Some refusals have nothing to do with the rate: they are as frequent at lower rates. So the rule counts
 // requests and refusals while x is below 0.4, without those first 10. It tolerates refusals that
-// are no more than twice as frequent as those, and one in 20 at most: if what it took for noise was due to
+// are no more than three times as frequent as those, and one in 10 at most: if what it took for noise was due to
 // the rate, only so many are refused until the next decrease. A single refusal is not counted.
 //
 // After a minute without units, the rate is at most 0.9 of what it was.
@@ -88,7 +88,7 @@ const (
 	restAfter   = 60 * million // a quiet minute, in µs
 	enoughUnits = 2_000        // of requests at low rates, so many are remembered
 	priorUnits  = 20           // how many requests at low rates without a refusal are assumed
-	mostNoise   = million / 20 // which part of requests may be tolerated as noise, in millionths
+	mostNoise   = million / 10 // which part of requests may be tolerated as noise, in millionths
 	mostCredit  = 3 * million  // how many refusals in a row are tolerated, in millionths
 )
 
@@ -278,7 +278,7 @@ func (r *learned) noise(w []int64) (refusals, part int64) {
 // tolerate adds what a request lets tolerate.
 func (r *learned) tolerate(w []int64) {
 	refusals, part := r.noise(w)
-	w[creditWord] = min(mostCredit, refusals, w[creditWord]+min(2*part, mostNoise))
+	w[creditWord] = min(mostCredit, refusals, w[creditWord]+min(3*part, mostNoise))
 }
 
 // isLow reports whether the rate is so much below the bad rate that refusals must have other reasons.

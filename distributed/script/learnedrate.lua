@@ -22,7 +22,7 @@ local REST_PART = 206299
 local REST_AFTER = 60000000
 local ENOUGH_UNITS = 2000
 local PRIOR_UNITS = 20
-local MOST_NOISE = 50000
+local MOST_NOISE = 100000
 local MOST_CREDIT = 3000000
 local MOST_LIMIT = 1000000000000 -- MaxLimit
 
@@ -83,7 +83,7 @@ local function learnedRate(unit, limit, micros, burst, extra)
 
   local function tolerate()
     local refusals, part = noise()
-    w[CREDIT] = min(MOST_CREDIT, refusals, w[CREDIT] + min(2 * part, MOST_NOISE))
+    w[CREDIT] = min(MOST_CREDIT, refusals, w[CREDIT] + min(3 * part, MOST_NOISE))
   end
 
   local function isLow(n)
