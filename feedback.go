@@ -27,9 +27,6 @@ func (a *admission) observe(answer *answers.Answer, status int, after *admit.Cal
 // observeScope passes the readings of a scope's tiers to its quota.
 func (a *admission) observeScope(c *admit.Charge, readings []answers.Reading, refused bool, after *admit.Callbacks) {
 	rev := c.Revision
-	if rev.Plan.Follows() {
-		a.follow(c, readings, after)
-	}
 	tiers := c.Tiers()
 	var seen []store.Observation
 	for _, r := range readings {
@@ -51,6 +48,18 @@ func (a *admission) observeScope(c *admit.Charge, readings []answers.Reading, re
 	if len(seen) > 0 {
 		c.Feedback().Observe(c.Decision, c.Cost, seen)
 	}
+}
+
+// followNamed passes the limits that a response names to the quotas that follow them.
+func (a *admission) followNamed(answer *answers.Answer, after *admit.Callbacks) {
+	if !a.Charged() || answer == nil || len(answer.Readings) == 0 {
+		return
+	}
+	a.EachCharge(func(c *admit.Charge) {
+		if c.Revision.Plan.Follows() {
+			a.follow(c, answer.Readings, after)
+		}
+	})
 }
 
 // follow passes the limits that the readings name to the tiers of a scope.

@@ -1096,3 +1096,24 @@ func TestFollowCountsWhatIsLeft(t *testing.T) {
 		})
 	}
 }
+
+// A refusal that names a lower limit lowers it before it pauses: other processes may reserve the request that goes
+// first once the pause begins.
+func TestFollowBeforeAPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var events []string
+		p := throttle.Policy{Name: "api", Tiers: []throttle.Tier{follows(throttle.Tier{Limit: 100, Window: time.Hour}, 10, 1000)}}
+		p.Observer = &throttle.Observer{
+			Changed: func(throttle.ChangedInfo) { events = append(events, "changed") },
+			Paused:  func(throttle.PausedInfo) { events = append(events, "paused") },
+		}
+		_, tr, api := following(t, p, nil)
+		api.set(100)
+		sendAll(t, tr, 50)
+		api.change(20)
+		sendAll(t, tr, 1)
+		if got := strings.Join(events, ", "); got != "changed, paused" {
+			t.Errorf("got the events %q, want changed and then paused", got)
+		}
+	})
+}

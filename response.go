@@ -67,6 +67,8 @@ func (a *attempt) handleResponse(req *http.Request, resp *http.Response, after *
 	}
 	answer := a.readResponse(req.Method, resp)
 	object := func() string { return objectOf(req) }
+	// Before a pause: once it begins, other processes reserve the probe, which a lower limit may not admit.
+	a.followNamed(answer, after)
 	switch {
 	case answer == nil:
 		a.Passed(object, a.sent)

@@ -8,11 +8,11 @@ import (
 // Learn makes a tier find a rate that its provider does not document, by the provider's refusals.
 //
 // The rate starts at Limit. While callers use all of it, it grows by the factor e in about 10 seconds.
-// When the provider refuses a request, it falls to 0.77 of what it was. Then it takes about 45 seconds
-// of full use, or 100 units if those take longer, to come near the refused rate again, stays there for
-// some time, and tries more. Requests that were sent before a decrease, or are among the first two units
-// after it, cause no other: the provider still counts those before. A refusal pauses callers only if the
-// response asks for a wait, or if one of the next units, up to the tenth, is refused.
+// When the provider refuses a request, it falls to 0.77 of what it was when the request was sent. Then it
+// takes about 45 seconds of full use, or 100 units if those take longer, to come near the refused rate again,
+// stays there for some time, and tries more. Requests that were sent before a decrease, or are among the
+// first two after it, cause no other: the provider still counts those before. A refusal pauses callers only
+// if the response asks for a wait, or if one of the next requests, up to the tenth, is refused.
 //
 // The rate never leaves Least and Most, and never grows beyond twice what callers use. After a minute
 // without requests it is at most 0.9 of what it was. The provider refuses about 0.2 to 1 % of the
@@ -30,7 +30,8 @@ type Learn struct {
 //
 // Before the first refusal the rate starts at limit and grows by a unit of rate for each unit that 10
 // seconds of that rate admit, which is exponential in time. After a refusal the bad rate is 0.96 of the
-// rate, and the rate falls to 0.8 of the bad rate. From there it grows as in CUBIC: fast at first, slowly
+// rate at which the request was sent, which may be much lower than the present one if responses take
+// long, and the rate falls to 0.8 of the bad rate. From there it grows as in CUBIC: fast at first, slowly
 // around the bad rate, then faster again. With x = 1 where it reaches the bad rate,
 //
 //	rate = bad × (1 + 0.2 × (x−1)³)
@@ -42,15 +43,17 @@ type Learn struct {
 //
 // Units count from their admission, and do not wait for responses: there is no known counter that a
 // response could confirm. Refusals of requests that were admitted before the last decrease are part of
-// the refusal that caused it. So are those of the first two units after it, and of what is admitted in
+// the refusal that caused it. So are those of the first two requests after it, and of what is admitted in
 // another 25 ms: a window that the provider counts is full of requests before the decrease, and as many
-// as it has refused there are refused again. A decrease takes the place of the pause that other refusals
-// cause. If one of the next units, up to the tenth, is refused, the limit is much lower: the rate
-// decreases more, and callers pause.
+// as it has refused there are refused again. If the rate has grown since the request was sent, they last
+// until any second contains no more requests than the seconds before that request, and a second at most. A
+// decrease takes the place of the pause that other refusals cause. If one of the next requests, up to the
+// tenth, or what is admitted in their time, is refused, the limit is much lower, or the window much longer: the
+// rate decreases more, and callers pause.
 //
 // Some refusals have nothing to do with the rate: they are as frequent at lower rates. So the rule counts
-// units and refusals while x is below 0.4, without those first 10 units. It tolerates refusals that
-// are no more than twice as frequent as those, and one in 20 at most: if what it took for noise was due to
+// requests and refusals while x is below 0.4, without those first 10. It tolerates refusals that
+// are no more than three times as frequent as those, and one in 10 at most: if what it took for noise was due to
 // the rate, only so many are refused until the next decrease. A single refusal is not counted.
 //
 // After a minute without units, the rate is at most 0.9 of what it was.
@@ -71,19 +74,21 @@ const (
 	recovery    = 45 * million // how long the rate takes to reach the bad rate again, in µs
 	fewest      = 100          // the units that it takes at least
 	refused     = 96           // the bad rate after a refusal, in percent of the rate
-	refusedSoon = 86           // the same after one of the first units
-	shadowUnits = 2            // how many units after a decrease the provider may refuse for those before it
+	refusedSoon = 86           // the same after one of the first requests
+	shadowUnits = 2            // how many requests after a decrease the provider may refuse for those before it
 	shadow      = 25_000       // and for how long beside, in µs
-	leastGap    = 10           // how many units after a decrease are the first
+	mostShadow  = million      // by how much longer, in µs, if the rate has grown since the request
+	backSteps   = 8            // how many steps it takes to find the rate at which the request was sent
+	leastGap    = 10           // how many requests after a decrease are the first
 	fall        = 5 * million  // the rate falls to 1 − million/fall of the bad rate
 	eFold       = 10 * million // how long the rate takes to grow by the factor e before the first refusal, in µs
 	farthest    = 20 * million // the largest x, in millionths
 	lowPart     = 400_000      // the x below which the rate is low, 0.957 of the bad rate
 	restPart    = 206_299      // the x at which it is 0.9 of the bad rate
 	restAfter   = 60 * million // a quiet minute, in µs
-	enoughUnits = 2_000        // of units at low rates, so many are remembered
-	priorUnits  = 20           // how many units at low rates without a refusal are assumed
-	mostNoise   = million / 20 // which part of units may be tolerated as noise, in millionths
+	enoughUnits = 2_000        // of requests at low rates, so many are remembered
+	priorUnits  = 20           // how many requests at low rates without a refusal are assumed
+	mostNoise   = million / 10 // which part of requests may be tolerated as noise, in millionths
 	mostCredit  = 3 * million  // how many refusals in a row are tolerated, in millionths
 )
 
@@ -92,9 +97,9 @@ const (
 	tatWord         = iota // when the bucket is unused again
 	badWord                // the bad rate; zero before the first refusal
 	unitsWord              // units admitted since then at the limit of the rate
-	sinceWord              // when the rate last decreased; zero if the bad rate was not refused
+	sinceWord              // until when requests were sent at the rate before the decrease; zero if the bad rate was not refused
 	creditWord             // refusals to tolerate, in millionths
-	lowUnitsWord           // units at low rates
+	lowUnitsWord           // requests at low rates
 	lowRefusalsWord        // refusals at low rates, in millionths
 	learnedWords
 )
@@ -244,10 +249,9 @@ func (r *learned) send(s *state, now Moment, n int64) {
 	rate := r.rate(w[badWord], w[unitsWord])
 	limited := n <= r.burst && w[tatWord] > 0 && now.At <= w[tatWord]-r.drain(r.burst-n, rate)+r.drain(n, rate)
 	w[tatWord] = min(max(w[tatWord], now.At)+r.drain(n, rate), now.At+Latest)
-	r.tolerate(w, n)
-	if r.isLow(w) {
-		w[lowUnitsWord] += min(n, enoughUnits)
-		if w[lowUnitsWord] > enoughUnits {
+	r.tolerate(w)
+	if r.isLow(w, n) {
+		if w[lowUnitsWord]++; w[lowUnitsWord] > enoughUnits {
 			w[lowUnitsWord] /= 2
 			w[lowRefusalsWord] /= 2
 		}
@@ -265,36 +269,36 @@ func (r *learned) grows(w []int64, rate int64) bool {
 	return r.progress(w[badWord], w[unitsWord]) < farthest
 }
 
-// noise returns how many refusals at low rates count, in millionths, and which part of units that is.
+// noise returns how many refusals at low rates count, in millionths, and which part of requests that is.
 func (r *learned) noise(w []int64) (refusals, part int64) {
 	refusals = max(0, w[lowRefusalsWord]-million)
 	return refusals, min(million, refusals/(w[lowUnitsWord]+priorUnits))
 }
 
-// tolerate adds the refusals that some units let tolerate.
-func (r *learned) tolerate(w []int64, units int64) {
+// tolerate adds what a request lets tolerate.
+func (r *learned) tolerate(w []int64) {
 	refusals, part := r.noise(w)
-	w[creditWord] = min(mostCredit, refusals, w[creditWord]+min(units, enoughUnits)*min(2*part, mostNoise))
+	w[creditWord] = min(mostCredit, refusals, w[creditWord]+min(3*part, mostNoise))
 }
 
 // isLow reports whether the rate is so much below the bad rate that refusals must have other reasons.
-func (r *learned) isLow(w []int64) bool {
-	return w[badWord] > 0 && w[unitsWord] >= leastGap && r.progress(w[badWord], w[unitsWord]) < lowPart
+func (r *learned) isLow(w []int64, n int64) bool {
+	return w[badWord] > 0 && w[unitsWord] >= leastGap*n && r.progress(w[badWord], w[unitsWord]) < lowPart
 }
 
-// refuse decreases the rate after the refusal of a request that was admitted at an instant. It
+// refuse decreases the rate after the refusal of a request of n units that was admitted at an instant. It
 // reports whether callers need no pause: the rate has not caused the refusal, or its decrease is enough. In a fleet,
 // requests are admitted ahead, up to the instant of the decrease.
-func (r *learned) refuse(s *state, now Moment, admitted int64) (done bool) {
+func (r *learned) refuse(s *state, now Moment, admitted, n int64) (done bool) {
 	w := r.state(s)
-	since := w[sinceWord]
-	if since > 0 && admitted-since <= r.drain(shadowUnits, r.rate(w[badWord], 0))+shadow {
+	since, lowest := w[sinceWord], r.rate(w[badWord], 0)
+	if since > 0 && admitted-since <= r.drain(shadowUnits*n, lowest)+shadow {
 		return true
 	}
 	// The units between the decrease and the request, if callers sent them evenly.
 	between, _ := mulDiv(w[unitsWord], admitted-since, max(1, now.At-since))
-	soon := since > 0 && between < leastGap
-	if r.isLow(w) && !soon {
+	soon := since > 0 && (between < leastGap*n || admitted-since <= r.drain(leastGap*n, lowest)+shadow)
+	if r.isLow(w, n) && !soon {
 		w[lowRefusalsWord] += million
 	}
 	if w[creditWord] >= million {
@@ -302,24 +306,43 @@ func (r *learned) refuse(s *state, now Moment, admitted int64) (done bool) {
 		return true
 	}
 	if soon {
-		r.decrease(w, now.At, refusedSoon)
+		r.decrease(w, now.At, admitted, refusedSoon)
 	} else {
-		r.decrease(w, now.At, refused)
+		r.decrease(w, now.At, admitted, refused)
 	}
 	return !soon
 }
 
-// decrease makes a part of the rate, in percent, the bad rate.
-func (r *learned) decrease(w []int64, now, part int64) {
+// decrease makes a part, in percent, of the rate at which a request was admitted the bad rate.
+func (r *learned) decrease(w []int64, now, admitted, part int64) {
 	rate := r.rate(w[badWord], w[unitsWord])
-	bad := max(r.least, rate/100*part)
+	then := r.rate(w[badWord], r.unitsAt(w[badWord], w[unitsWord], max(0, min(now, w[tatWord])-admitted)))
+	bad := max(r.least, then/100*part)
+	lower := r.rate(bad, 0)
 	w[badWord], w[unitsWord], w[sinceWord] = bad, 0, now
+	if rate > then && rate > lower {
+		more, _ := mulDiv(mostShadow, rate-then, rate-lower)
+		w[sinceWord] += min(more, mostShadow)
+	}
 	refusals, _ := r.noise(w)
 	w[creditWord] = min(mostCredit, refusals)
 	// The units that were sent take longer now, and a burst would be refused again.
-	lower := r.rate(bad, 0)
 	used := max(ceilMulDiv(max(0, w[tatWord]-now), rate, lower), r.drain(r.burst, lower))
 	w[tatWord] = now + min(used, Latest)
+}
+
+// unitsAt returns how many units had been admitted some time ago, if callers have used all of the rate since.
+func (r *learned) unitsAt(bad, units, ago int64) int64 {
+	step, rest := ago/backSteps, int64(0) // in µs, and parts of a unit
+	for range backSteps {
+		half, _ := mulDiv(r.rate(bad, units), step/2, r.window)
+		sent, part := mulDiv(r.rate(bad, max(0, units-half)), step, r.window)
+		if rest += part; rest >= r.window {
+			sent, rest = sent+1, rest-r.window
+		}
+		units = max(0, units-sent)
+	}
+	return units
 }
 
 // A LearnedRate is what a learned tier knows. Rates are in units per Window.
@@ -331,7 +354,8 @@ type LearnedRate struct {
 	// zero, none has come since the tier started, or the rate has been higher since.
 	Refused float64
 
-	// At is the instant of that refusal.
+	// At is the instant of that refusal, or up to a second later if requests before the decrease had an effect
+	// for so long.
 	At int64
 
 	// Next is the rate in a minute if callers use all of it and nothing is refused.

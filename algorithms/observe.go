@@ -375,8 +375,8 @@ func (l *Ledger) Refused(now Moment, admitted int64, cost []int64) (done bool) {
 	now = l.advance(now)
 	paused := false
 	for _, r := range l.plan.learned {
-		if cost[r.unit] > 0 {
-			done = r.refuse(&l.state, now, admitted)
+		if n := cost[r.unit]; n > 0 {
+			done = r.refuse(&l.state, now, admitted, n)
 			paused = paused || !done
 		}
 	}

@@ -11,6 +11,8 @@ local REFUSED = 96
 local REFUSED_SOON = 86
 local SHADOW_UNITS = 2
 local SHADOW = 25000
+local MOST_SHADOW = 1000000
+local BACK_STEPS = 8
 local LEAST_GAP = 10
 local FALL = 5000000
 local E_FOLD = 10000000
@@ -20,7 +22,7 @@ local REST_PART = 206299
 local REST_AFTER = 60000000
 local ENOUGH_UNITS = 2000
 local PRIOR_UNITS = 20
-local MOST_NOISE = 50000
+local MOST_NOISE = 100000
 local MOST_CREDIT = 3000000
 local MOST_LIMIT = 1000000000000 -- MaxLimit
 
@@ -79,13 +81,26 @@ local function learnedRate(unit, limit, micros, burst, extra)
     return refusals, min(MILLION, (divMod(refusals, w[LOW_UNITS] + PRIOR_UNITS)))
   end
 
-  local function tolerate(units)
+  local function tolerate()
     local refusals, part = noise()
-    w[CREDIT] = min(MOST_CREDIT, refusals, w[CREDIT] + min(units, ENOUGH_UNITS) * min(2 * part, MOST_NOISE))
+    w[CREDIT] = min(MOST_CREDIT, refusals, w[CREDIT] + min(3 * part, MOST_NOISE))
   end
 
-  local function isLow()
-    return w[BAD] > 0 and w[SINCE_BAD] >= LEAST_GAP and progress(w[BAD], w[SINCE_BAD]) < LOW_PART
+  local function isLow(n)
+    return w[BAD] > 0 and w[SINCE_BAD] >= LEAST_GAP * n and progress(w[BAD], w[SINCE_BAD]) < LOW_PART
+  end
+
+  local function unitsAt(bad, units, ago)
+    local step, rest = divMod(ago, BACK_STEPS), 0
+    local middle = divMod(step, 2)
+    for _ = 1, BACK_STEPS do
+      local half = mulDiv(rateAt(bad, units), middle, window)
+      local sent, part = mulDiv(rateAt(bad, max(0, units - half)), step, window)
+      rest = rest + part
+      if rest >= window then sent, rest = sent + 1, rest - window end
+      units = max(0, units - sent)
+    end
+    return units
   end
 
   local function sendOne(now, n)
@@ -95,9 +110,9 @@ local function learnedRate(unit, limit, micros, burst, extra)
     local rate = rateAt(bad, units)
     local limited = n <= burst and w[TAT] > 0 and now <= w[TAT] - drain(burst - n, rate) + drain(n, rate)
     w[TAT] = min(max(w[TAT], now) + drain(n, rate), now + LATEST)
-    tolerate(n)
-    if isLow() then
-      w[LOW_UNITS] = w[LOW_UNITS] + min(n, ENOUGH_UNITS)
+    tolerate()
+    if isLow(n) then
+      w[LOW_UNITS] = w[LOW_UNITS] + 1
       if w[LOW_UNITS] > ENOUGH_UNITS then
         w[LOW_UNITS], w[LOW_REFUSALS] = divMod(w[LOW_UNITS], 2), (divMod(w[LOW_REFUSALS], 2))
       end
@@ -125,19 +140,24 @@ local function learnedRate(unit, limit, micros, burst, extra)
       for _ = 1, count do sendOne(now, n) end
     end,
 
-    refuse = function(now, admitted)
-      local since = w[SINCE]
-      if since > 0 and admitted - since <= drain(SHADOW_UNITS, rateAt(w[BAD], 0)) + SHADOW then return true end
-      local soon = since > 0 and (mulDiv(w[SINCE_BAD], admitted - since, max(1, now - since))) < LEAST_GAP
-      if isLow() and not soon then w[LOW_REFUSALS] = w[LOW_REFUSALS] + MILLION end
+    refuse = function(now, admitted, n)
+      local since, lowest = w[SINCE], rateAt(w[BAD], 0)
+      if since > 0 and admitted - since <= drain(SHADOW_UNITS * n, lowest) + SHADOW then return true end
+      local soon = since > 0 and ((mulDiv(w[SINCE_BAD], admitted - since, max(1, now - since))) < LEAST_GAP * n
+        or admitted - since <= drain(LEAST_GAP * n, lowest) + SHADOW)
+      if isLow(n) and not soon then w[LOW_REFUSALS] = w[LOW_REFUSALS] + MILLION end
       if w[CREDIT] >= MILLION then
         w[CREDIT] = w[CREDIT] - MILLION
         return true
       end
       local rate, part = present(), soon and REFUSED_SOON or REFUSED
-      local bad = max(least, (divMod(rate, 100)) * part)
-      w[BAD], w[SINCE_BAD], w[SINCE], w[CREDIT] = bad, 0, now, min(MOST_CREDIT, (noise()))
+      local before = rateAt(w[BAD], unitsAt(w[BAD], w[SINCE_BAD], max(0, min(now, w[TAT]) - admitted)))
+      local bad = max(least, (divMod(before, 100)) * part)
       local slower = rateAt(bad, 0)
+      w[BAD], w[SINCE_BAD], w[SINCE], w[CREDIT] = bad, 0, now, min(MOST_CREDIT, (noise()))
+      if rate > before and rate > slower then
+        w[SINCE] = now + min(MOST_SHADOW, (mulDiv(MOST_SHADOW, rate - before, rate - slower)))
+      end
       w[TAT] = now + min(max(ceilMulDiv(max(0, w[TAT] - now), rate, slower), drain(burst, slower)), LATEST)
       return not soon
     end,

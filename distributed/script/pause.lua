@@ -27,7 +27,7 @@ local function refuse()
   advance(now)
   for i = 1, level == 0 and admitted <= frontier and #rules or 0 do
     if rules[i].learns and cost[unitOf[i]] > 0 then
-      local has = rules[i].refuse(frontier, admitted)
+      local has = rules[i].refuse(frontier, admitted, cost[unitOf[i]])
       if i <= plan.deciding then tolerated = tolerated ~= false and has end
     end
   end

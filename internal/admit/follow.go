@@ -82,14 +82,17 @@ func (c *Charge) reportDecreases(status store.Status, after *Callbacks) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	reported := &s.rareState().decreased
-	last := *reported
+	reported, refused := &s.rareState().decreased, &s.rareState().refused
+	last, lastRefused := *reported, *refused
 	for i, t := range status.Tiers {
 		if t.Learned == nil || t.Learned.Refused == 0 {
 			continue
 		}
+		if t.Learned.Ago == 0 && t.Learned.Refused == lastRefused {
+			continue // a decrease is dated up to a second later
+		}
 		if at := status.At - algorithms.Micros(t.Learned.Ago); at >= c.Decision.At && at > last {
-			*reported = max(*reported, at)
+			*reported, *refused = max(*reported, at), t.Learned.Refused
 			change := Change{Tier: rev.TierName(i), From: t.Learned.Refused, To: t.Learned.Rate, Cause: refusal}
 			after.Add(func() { rev.Events.Changed(change) })
 		}

@@ -44,6 +44,7 @@ type rareState struct {
 	reported    time.Time                 // when a report last asked for the state; zero if none has
 	named       []named                   // what the last response named for each given tier
 	decreased   int64                     // when the last decrease of a learned rate came that was reported
+	refused     float64                   // the refused rate of that decrease
 }
 
 // rareState returns the rare state. The caller holds s.mu.
