@@ -26,8 +26,7 @@ func (a *admission) observe(answer *answers.Answer, status int, after *admit.Cal
 
 // observeScope passes the readings of a scope's tiers to its quota.
 func (a *admission) observeScope(c *admit.Charge, readings []answers.Reading, refused bool, after *admit.Callbacks) {
-	rev := c.Revision
-	tiers := c.Tiers()
+	rev, tiers := c.Revision, c.Tiers()
 	var seen []store.Observation
 	for _, r := range readings {
 		of, tier := a.tierFor(r)
@@ -50,27 +49,20 @@ func (a *admission) observeScope(c *admit.Charge, readings []answers.Reading, re
 	}
 }
 
-// followNamed passes the limits that a response names to the quotas that follow them.
-func (a *admission) followNamed(answer *answers.Answer, after *admit.Callbacks) {
-	if !a.Charged() || answer == nil || len(answer.Readings) == 0 {
-		return
-	}
+// follow passes the limits that a response names to the tiers that follow them.
+func (a *admission) follow(answer *answers.Answer, after *admit.Callbacks) {
 	a.EachCharge(func(c *admit.Charge) {
-		if c.Revision.Plan.Follows() {
-			a.follow(c, answer.Readings, after)
+		if answer == nil || !c.Revision.Plan.Follows() {
+			return
 		}
+		var limits []int64
+		for _, r := range answer.Readings {
+			if of, tier := a.tierFor(r); of == c.Revision {
+				limits = c.Name(limits, tier, r.Limit)
+			}
+		}
+		c.Follow(context.Background(), limits, after)
 	})
-}
-
-// follow passes the limits that the readings name to the tiers of a scope.
-func (a *admission) follow(c *admit.Charge, readings []answers.Reading, after *admit.Callbacks) {
-	var limits []int64
-	for _, r := range readings {
-		if of, tier := a.tierFor(r); of == c.Revision {
-			limits = c.Name(limits, tier, r.Limit)
-		}
-	}
-	c.Follow(context.Background(), limits, after)
 }
 
 // pauseUntilReset pauses the quota until a reading's reset, if the reading is of no tier of the

@@ -67,10 +67,9 @@ func (a *attempt) handleResponse(req *http.Request, resp *http.Response, after *
 	}
 	answer := a.readResponse(req.Method, resp)
 	object := func() string { return objectOf(req) }
-	// Before a pause: once it begins, other processes reserve the probe, which a lower limit may not admit.
-	a.followNamed(answer, after)
+	a.follow(answer, after) // before a pause, in which others reserve the probe: a lower limit may not admit it
 	switch {
-	case answer == nil:
+	case answer == nil || answer.Kind == answers.Passed && resp.StatusCode < 500:
 		a.Passed(object, a.sent)
 	case answer.Kind == answers.Limited && a.isForObject(answer.Refusal) && a.Blames(object, a.sent, answer.Delay):
 		// It has a limit of its own, and pauses.
@@ -78,8 +77,6 @@ func (a *attempt) handleResponse(req *http.Request, resp *http.Response, after *
 		a.Timing.Refused()
 		// If a shared store is not available, the next refusal pauses the quota.
 		_ = a.pauseAfterRefusal(context.WithoutCancel(req.Context()), answer.Refusal, resp.StatusCode, after)
-	case answer.Kind == answers.Passed && resp.StatusCode < 500:
-		a.Passed(object, a.sent)
 	}
 	if answer != nil && answer.Kind != answers.Passed {
 		outcome.Tell(req.Context(), answer.Refusal)
