@@ -713,7 +713,7 @@ func TestFleetConcurrency(t *testing.T) {
 // are available again.
 func TestFleetKilledWhileHolding(t *testing.T) {
 	t.Parallel()
-	const lease = 6 * sec // long enough to be renewed in time on any machine
+	const lease = 12 * sec // long enough to be renewed in time on any machine, also if that stands still for some seconds
 	s := redistest.Start(t)
 	k := task{Addr: s.Addr(), Policy: policy(throttle.Tier{Limit: 4, Algorithm: throttle.Concurrency}).String(), Lease: lease}
 	workers := startWorkers(t, 2)
@@ -727,8 +727,8 @@ func TestFleetKilledWhileHolding(t *testing.T) {
 	if n := maxOpen(other, time.Now()); n != 1 {
 		t.Errorf("got %d held besides the three, want 1", n)
 	}
-	killed.kill()
 	died := time.Now()
+	killed.kill()
 	waitUntil(t, "all four permits are available", func() bool { return maxOpen(other, time.Now()) >= 4 })
 	other.stop()
 	waitForWorkers(t, other)
