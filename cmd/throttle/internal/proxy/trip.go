@@ -112,8 +112,7 @@ func (t *trip) Done() <-chan struct{} {
 	return t.current().Done()
 }
 
-// admit ends the deadline. A request that the proxy has stopped is canceled when admit returns, so that it is not
-// sent.
+// admit ends the deadline. If the proxy has stopped the request before, admit cancels it, and nothing sends it.
 func (t *trip) admit() {
 	t.begun.Store(int64(sinceStart()))
 	if !t.state.CompareAndSwap(waits, admitted) && !t.isAdmitted() {
@@ -132,6 +131,7 @@ func (t *trip) waitAgain() {
 	}
 }
 
+// isAdmitted reports whether the request is admitted, and does not wait again.
 func (t *trip) isAdmitted() bool { return t.state.Load() == admitted }
 
 // sinceAdmitted returns the time since the request was admitted.
