@@ -53,7 +53,8 @@ test-command:
 	@cd cmd/throttle && $(SHORT) -p 2 -parallel 8 ./...
 
 # check runs everything else that must hold before a change lands, one after the other, and each module
-# in itself. The commands of README.md, and so the example, run in the tests of cmd/throttle.
+# in itself. The commands of README.md, and so the example, run in the tests of cmd/throttle. Fuzz
+# tests run their known inputs in "make test", and .github/workflows/fuzz.yml looks for new ones each night.
 check: lint
 	$(MAKE) --no-print-directory race
 	$(MAKE) --no-print-directory soak SOAK=1
@@ -63,7 +64,6 @@ check: lint
 	$(MAKE) --no-print-directory page
 	$(MAKE) --no-print-directory test32
 	$(MAKE) --no-print-directory dist-check
-	$(MAKE) --no-print-directory fuzz FUZZTIME=2000x
 
 # race runs the tests of "make test" with the race detector, except those that need a redis-server: they
 # measure real time, and the race detector takes six times as long. Nor does it run those of one preset against
