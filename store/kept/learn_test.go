@@ -151,6 +151,51 @@ func TestFleetLearnsHiddenRate(t *testing.T) {
 	}
 }
 
+// Requests that were reserved before a rate decreases are not sent at the old pace after it.
+func TestDecreaseEndsOldPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 100*time.Microsecond, time.Millisecond, 2*time.Millisecond, 5*time.Millisecond)
+		p := learns
+		p.Tiers = []throttle.Tier{{Limit: 40, Window: time.Second, Algorithm: throttle.GCRA, Burst: 1, Learn: throttle.Learn{Most: 40}}}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		var sent []time.Time
+		all := f.limiters(t, p)
+		for _, l := range all {
+			for range 8 {
+				wg.Go(func() {
+					for l.Wait(ctx) == nil {
+						mu.Lock()
+						sent = append(sent, time.Now())
+						mu.Unlock()
+					}
+				})
+			}
+		}
+		time.Sleep(3 * time.Second)
+		permit, err := all[0].Acquire(ctx, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = permit.Refused(ctx, 0)
+		permit.Release()
+		time.Sleep(100 * time.Millisecond) // until all have heard of it
+		after := time.Now()
+		wg.Wait()
+		sent = slices.DeleteFunc(sent, after.After)
+		for i := range 20 { // the pace was 25 ms
+			if gap := sent[i+1].Sub(sent[i]); gap < 30*time.Millisecond {
+				t.Errorf("request %d was sent %v after the one before, want 32 ms", i+1, gap)
+			}
+		}
+		if rate := float64(len(sent)) / time.Since(after).Seconds(); rate < 25 {
+			t.Errorf("%.1f requests a second, want 25", rate)
+		}
+	})
+}
+
 // Refusals of one moment, in several processes, decrease the rate once. A process that joins starts at that rate.
 func TestRefusalsOfOneMomentDecreaseOnce(t *testing.T) {
 	for _, told := range []time.Duration{0, 2 * time.Second} {

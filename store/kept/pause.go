@@ -74,9 +74,11 @@ func lastRefused(l *algorithms.Ledger, now algorithms.Moment) (at int64) {
 	return at
 }
 
-// voidReserved makes all processes reserve anew. While a probe is in flight, no reservations are in use.
+// voidReserved makes all processes reserve anew, and not at the instants of before. While a probe is in flight, no
+// reservations are in use.
 func (t *txn) voidReserved() {
 	if !t.pause.Probing {
 		t.pause.Epoch++
+		t.takesFrom = t.frontier().At
 	}
 }
