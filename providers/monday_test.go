@@ -77,13 +77,18 @@ func (s *mondayServer) RoundTrip(req *http.Request) (*http.Response, error) {
 	return reply.RoundTrip(req)
 }
 
-// Costs are learned from what responses report, in either way.
+// Costs are learned from what responses report, in either way. The header alone does not tell the costs of queries in
+// flight apart: chance lets one of 200,000 be refused.
 func TestMondayCosts(t *testing.T) {
 	for _, test := range []struct {
 		name           string
 		headers, field bool
 		share          int // percent of the budget
-	}{{"the field complexity", false, true, 90}, {"the header", true, false, 90}, {"both", true, true, 90}, {"neither", false, false, 65}} {
+		refused        int // at most
+	}{
+		{"the field complexity", false, true, 90, 0}, {"the header", true, false, 90, 1},
+		{"both", true, true, 90, 0}, {"neither", false, false, 65, 0},
+	} {
 		t.Run(test.name, func(t *testing.T) {
 			soak.Sample(t, 4)
 			synctest.Test(t, func(t *testing.T) {
@@ -97,8 +102,8 @@ func TestMondayCosts(t *testing.T) {
 					}
 					return mondayQuery(t, `mutation { create_item(item_name: "`+strings.Repeat("x", worker)+`") { id } }`, 10_000)()
 				})
-				if least := test.share * minutes * 10_000; server.refused > 0 || server.served < least {
-					t.Errorf("%d refused, %d served with %d points, want none and %d", server.refused, server.passed, server.served, least)
+				if least := test.share * minutes * 10_000; server.refused > test.refused || server.served < least {
+					t.Errorf("%d refused, %d served with %d points, want %d and %d", server.refused, server.passed, server.served, test.refused, least)
 				}
 			})
 		})
