@@ -86,7 +86,7 @@ type state struct {
 	book         []booked
 	pause        pause.State
 	exact        int64
-	// takesFrom is the instant before which no booking is taken over: the keeper's clock was set back.
+	// takesFrom is the instant before which no booking is taken over: the keeper's clock was set back, or a rate has changed.
 	takesFrom int64
 	waiters   map[int]waiter
 }
@@ -333,6 +333,22 @@ func (s *state) teach(w store.Pause, of *algorithms.Plan) (taught, decreases boo
 		taught, decreases = true, decreases || c.decreased(s.now) != before
 	}
 	return taught, decreases
+}
+
+// voidReserved voids what is reserved, unless a probe is in flight: then nothing is in use.
+func (s *state) voidReserved() {
+	if !s.pause.Probing {
+		s.pause.Epoch++
+		s.takesFrom = s.frontier()
+	}
+}
+
+// frontier returns the instant of the last request to come, or the present one.
+func (s *state) frontier() int64 {
+	if n := len(s.book); n > 0 {
+		return s.book[n-1].at
+	}
+	return s.now.At
 }
 
 // decreased returns when a rate last decreased.

@@ -238,10 +238,8 @@ func (x *trace) setNow(e event) (corrected bool) {
 		s.offset = least - e.view.Wall
 	}
 	s.now = algorithms.Moment{At: e.view.Wall + s.offset, Wall: e.view.Wall}
-	if n := len(s.book); corrected && n > 0 {
-		s.takesFrom = s.book[n-1].at
-	} else if corrected {
-		s.takesFrom = s.now.At
+	if corrected {
+		s.takesFrom = s.frontier()
 	}
 	return corrected
 }
@@ -420,8 +418,8 @@ func (x *trace) pause(p int) {
 		want := store.Paused{Applied: s.pause.Apply(w, s.now)}
 		if want.Applied {
 			want.For = max(0, s.now.Until(s.pause.Until))
-		} else if decreases && !s.pause.Probing {
-			s.pause.Epoch++
+		} else if decreases {
+			s.voidReserved()
 		}
 		if decreases {
 			x.count.Decreased++
@@ -463,9 +461,7 @@ func (x *trace) forgetRates(p int) {
 			s.ledgers[i].ledger.Usage(s.now)
 			s.ledgers[i].ledger.Forget()
 		}
-		if !s.pause.Probing {
-			s.pause.Epoch++
-		}
+		s.voidReserved()
 	})
 }
 
