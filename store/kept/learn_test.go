@@ -209,6 +209,32 @@ func testDecreaseEndsOldPace(t *testing.T, told time.Duration) {
 	})
 }
 
+// After a decrease, requests go on at the new rate, however long the queue ahead was.
+func TestDecreaseLeavesNoGap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, slices.Repeat([]time.Duration{time.Millisecond}, 16)...)
+		p := learns
+		p.Tiers = []throttle.Tier{{Limit: 20, Window: time.Second, Algorithm: throttle.GCRA, Burst: 1, Learn: throttle.Learn{Most: 20}}}
+		ctx, cancel := context.WithCancel(t.Context())
+		all := f.limiters(t, p)
+		admitted, wait := keepAsking(ctx, all, 8) // 6 s ahead
+		time.Sleep(10 * time.Second)
+		permit, err := all[0].Acquire(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = permit.Refused(t.Context(), 0)
+		permit.Release()
+		from := time.Now()
+		time.Sleep(6 * time.Second)
+		if n := admitted.between(from, time.Now()); n < 6*9 || n > 6*17 { // the rate is 16
+			t.Errorf("%d requests in 6 s", n)
+		}
+		cancel()
+		wait()
+	})
+}
+
 // A process that has not heard of a decrease sends what it had reserved before. If that is refused, the rate decreases no
 // more.
 func TestRefusalBeforeNewsDecreasesNothing(t *testing.T) {
