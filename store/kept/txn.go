@@ -689,7 +689,7 @@ func (t *txn) takeFree(from int64, cost []int64, guard int64, slack time.Duratio
 		b := &t.book[i]
 		if b.free && b.at >= max(from, t.takesFrom) && fits(cost, b.cost) {
 			shorter := max(0, slack-timing.Parting(t.now.Until(b.at)))
-			if b.guard >= guard-shorter.Microseconds() && t.keepsPace(i, cost, moves) {
+			if b.guard >= guard-shorter.Microseconds() && t.pace.keeps(t, i, cost, moves) {
 				return i
 			}
 		}
