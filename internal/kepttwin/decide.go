@@ -157,7 +157,7 @@ func (x *trace) admit(s *state, p int, r store.Request, got store.Decision, expe
 	b := booked{at: got.At, guard: got.Reservation.Guard.Microseconds(), cost: amountOf(q.plan, r.Cost), process: holder(q.plan, p, r.Cost), reservation: got.Reservation}
 	s.forgetUnits()
 	n := len(s.book)
-	if err := s.reserve(b, expected, r.YieldFor > 0); err != nil {
+	if err := s.reserve(q.plan, b, expected, r.YieldFor > 0); err != nil {
 		x.errorf("request %+v of process %d: %v, book %v, now %v, %d plans, paused %v, takes %v", r, p, err, s.book, s.now, len(s.ledgers), s.pause, got)
 		return
 	}

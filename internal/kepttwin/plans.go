@@ -18,7 +18,9 @@ type planner struct {
 	window time.Duration
 	// places and estimates are whether the plans have a Concurrency tier, and a unit that is estimated.
 	places, estimates bool
-	guard             time.Duration
+	// learns is whether the plans have one tier only, which learns.
+	learns bool
+	guard  time.Duration
 }
 
 func newPlanner(r *rand.Rand, window time.Duration) *planner {
@@ -26,12 +28,19 @@ func newPlanner(r *rand.Rand, window time.Duration) *planner {
 	if r.IntN(3) > 0 {
 		p.guard = window / time.Duration(1<<(1+r.IntN(6)))
 	}
+	p.learns = r.IntN(6) == 0
 	return p
 }
 
 // plan returns a plan with one to four tiers.
 func (p *planner) plan() *algorithms.Plan {
 	tiers := []algorithms.Tier{p.tier("")}
+	for p.learns && !tiers[0].Learns() {
+		tiers[0] = p.tier("")
+	}
+	if p.learns {
+		return p.build(tiers)
+	}
 	if p.IntN(2) == 0 {
 		tiers = append(tiers, p.tier(""))
 	}
@@ -46,6 +55,10 @@ func (p *planner) plan() *algorithms.Plan {
 	if p.places {
 		tiers = append(tiers, algorithms.Tier{Limit: 1 + p.Int64N(6), Algorithm: algorithms.Concurrency, Unit: "places"})
 	}
+	return p.build(tiers)
+}
+
+func (p *planner) build(tiers []algorithms.Tier) *algorithms.Plan {
 	plan, err := algorithms.NewPlan(tiers, p.guard)
 	if err != nil {
 		panic(err)

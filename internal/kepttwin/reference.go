@@ -85,7 +85,9 @@ type state struct {
 	ledgers      []counted
 	book         []booked
 	pause        pause.State
-	exact        int64
+	// level is the number of back-offs in a row.
+	level uint8
+	exact int64
 	// takesFrom is the instant before which no booking is taken over: the keeper's clock was set back.
 	takesFrom int64
 	waiters   map[int]waiter
@@ -255,14 +257,23 @@ func holdsAny(p *algorithms.Plan, cost []int64) bool {
 
 // reserve adds a request at the instant that the store has told. It takes the place of one that was returned, unless it
 // yields, or the last one.
-func (s *state) reserve(b booked, expected int64, yields bool) error {
+func (s *state) reserve(p *algorithms.Plan, b booked, expected int64, yields bool) error {
 	open := !yields && s.pause.Until <= s.now.At && !s.pause.Probe && (b.process == nobody || len(s.ledgers) == 1)
-	i := slices.IndexFunc(s.book, func(o booked) bool {
-		return open && o.free && o.at == b.at && o.at >= s.takesFrom && b.guard <= o.guard && b.cost.fits(o.cost)
-	})
+	i := 0
+	for ; i < len(s.book); i++ {
+		o := s.book[i]
+		if open && o.free && o.at <= b.at && o.at >= s.takesFrom && b.guard <= o.guard && b.cost.fits(o.cost) && s.keepsPace(p, i, b) {
+			break
+		}
+	}
 	switch {
-	case i >= 0:
+	case i < len(s.book):
+		n := i + 1
+		for b.at > s.book[i].at && n < len(s.book) && s.book[n].free && s.book[n].at <= b.at {
+			n++
+		}
 		s.book[i] = b
+		s.book = slices.Delete(s.book, i+1, n)
 	case b.at != expected:
 		return fmt.Errorf("at %d, want %d", b.at, expected)
 	case b.at <= s.now.At:
@@ -271,6 +282,40 @@ func (s *state) reserve(b booked, expected int64, yields bool) error {
 		s.book = append(s.book, b)
 	}
 	return nil
+}
+
+// keepsPace reports whether a request may take the place of the i-th booking, at its instant. If a rate has decreased, the
+// requests before and behind it must be far enough away. It may be later if there is nothing but learned rates.
+func (s *state) keepsPace(p *algorithms.Plan, i int, b booked) bool {
+	at, c, movable := s.book[i].at, s.own(p), len(s.ledgers) == 1
+	if !p.Learns() {
+		return at == b.at
+	}
+	for _, tier := range p.Tiers() {
+		movable = movable && tier.Learns()
+	}
+	if at < b.at && !movable {
+		return false
+	}
+	admits := func(l *algorithms.Ledger, from int64, cost amount) int64 {
+		e, _ := l.Earliest(s.moment(from), algorithms.Request{Cost: cost.of(p)})
+		return e
+	}
+	l := c.ledger.Clone()
+	for j, o := range s.book {
+		switch {
+		case o.free:
+		case j < i:
+			s.chargeTo(&l, c, o)
+		default: // the next one
+			if admits(&l, at, b.cost) != b.at || b.at > o.at {
+				return false
+			}
+			s.chargeTo(&l, c, b)
+			return admits(&l, o.at, o.cost) == o.at
+		}
+	}
+	return at == b.at && admits(&l, at, b.cost) == at
 }
 
 func (b booked) isLike(o booked) bool {
@@ -315,10 +360,11 @@ func (s *state) giveBack(b booked) (toCome bool) {
 }
 
 // teach passes the refusal that causes a pause to all ledgers. What is admitted for an instant of the pause that the last one
-// began was reserved before.
-func (s *state) teach(w store.Pause, of *algorithms.Plan) (taught, decreases bool) {
+// began, or in an earlier epoch, was reserved before.
+// It reports whether the plan needs no pause.
+func (s *state) teach(w store.Pause, of *algorithms.Plan) (taught, decreases, void bool) {
 	if w.Refused == nil {
-		return false, false
+		return false, false, false
 	}
 	for i := range s.ledgers {
 		c, at := &s.ledgers[i], w.Refused.At
@@ -326,13 +372,30 @@ func (s *state) teach(w store.Pause, of *algorithms.Plan) (taught, decreases boo
 			continue
 		}
 		before := c.decreased(s.now)
-		if before > 0 && at >= before && at < s.now.At && at < s.pause.Until {
+		if before > 0 && at >= before && (at < s.now.At && at < s.pause.Until || w.Once && w.Epoch < s.pause.Epoch) {
 			at = before - 1
 		}
-		c.ledger.Refused(s.now, at, amountOf(of, w.Refused.Cost).of(c.plan))
+		if s.level == 0 && c.ledger.Refused(s.now, at, amountOf(of, w.Refused.Cost).of(c.plan)) && c.plan.Equal(of) {
+			void = w.Most > 0
+		}
 		taught, decreases = true, decreases || c.decreased(s.now) != before
 	}
-	return taught, decreases
+	return taught, decreases, void
+}
+
+// voidReserved voids what is reserved, unless a probe is in flight: then nothing is in use.
+func (s *state) voidReserved() {
+	if !s.pause.Probing {
+		s.pause.Epoch++
+	}
+}
+
+// frontier returns the instant of the last request to come, or the present one.
+func (s *state) frontier() int64 {
+	if n := len(s.book); n > 0 {
+		return s.book[n-1].at
+	}
+	return s.now.At
 }
 
 // decreased returns when a rate last decreased.

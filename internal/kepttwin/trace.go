@@ -238,10 +238,8 @@ func (x *trace) setNow(e event) (corrected bool) {
 		s.offset = least - e.view.Wall
 	}
 	s.now = algorithms.Moment{At: e.view.Wall + s.offset, Wall: e.view.Wall}
-	if n := len(s.book); corrected && n > 0 {
-		s.takesFrom = s.book[n-1].at
-	} else if corrected {
-		s.takesFrom = s.now.At
+	if corrected {
+		s.takesFrom = s.frontier()
 	}
 	return corrected
 }
@@ -416,12 +414,14 @@ func (x *trace) pause(p int) {
 	of := x.refuse(p, &w)
 	var got store.Paused
 	x.call(p, false, func() error { got, _ = x.processes[p].quota.Pause(x.ctx, w); return nil }, func(s *state) {
-		taught, decreases := s.teach(w, of)
-		want := store.Paused{Applied: s.pause.Apply(w, s.now)}
+		taught, decreases, void := s.teach(w, of)
+		w := w
+		w.For = w.Length(s.level)
+		want := store.Paused{Applied: !void && s.pause.Apply(w, s.now)}
 		if want.Applied {
-			want.For = max(0, s.now.Until(s.pause.Until))
-		} else if decreases && !s.pause.Probing {
-			s.pause.Epoch++
+			want.For, s.level = max(0, s.now.Until(s.pause.Until)), w.Next(s.level)
+		} else if decreases {
+			s.voidReserved()
 		}
 		if decreases {
 			x.count.Decreased++
@@ -438,7 +438,7 @@ func (x *trace) pause(p int) {
 
 func (x *trace) resume(p int) {
 	x.call(p, true, func() error { return x.processes[p].quota.Resume(x.ctx) }, func(s *state) {
-		s.pause.Until, s.pause.Banned, s.pause.Probe, s.pause.Probing = 0, 0, false, false
+		s.pause.Until, s.pause.Banned, s.pause.Probe, s.pause.Probing, s.level = 0, 0, false, false, 0
 	})
 }
 
@@ -453,6 +453,12 @@ func (x *trace) refuse(p int, w *store.Pause) (of *algorithms.Plan) {
 	if x.IntN(4) == 0 {
 		clear(w.Refused.Cost[1:])
 	}
+	if x.IntN(2) == 0 {
+		w.Once, w.Epoch = true, o.Epoch
+	}
+	if x.IntN(2) == 0 {
+		w.Most = 2 * x.window
+	}
 	return of
 }
 
@@ -463,9 +469,7 @@ func (x *trace) forgetRates(p int) {
 			s.ledgers[i].ledger.Usage(s.now)
 			s.ledgers[i].ledger.Forget()
 		}
-		if !s.pause.Probing {
-			s.pause.Epoch++
-		}
+		s.voidReserved()
 	})
 }
 

@@ -444,6 +444,9 @@ func (p *part) takeOver(i int, b booking) (guard int64) {
 	if b.guard != free.guard || !slices.Equal(b.cost, free.cost) {
 		p.whole = nil
 	}
+	if p.pace.next = 0; i < p.pace.to {
+		p.pace.used = nil
+	}
 	*free, p.changed = b, true
 	return b.guard
 }
@@ -472,9 +475,12 @@ func (c *claim) findFree(costs [][]int64, from int64) (free []int) {
 		if p.full {
 			return nil
 		}
-		j := p.takeFree(c.there(p, from), p.spread(costs[i]), p.terms.Guard.Microseconds(), p.slack)
 		alike := len(p.ledgers) == 1 || !p.isHeld(p.spread(costs[i])) // else it may stay longer than those behind it expect
-		if j < 0 || !alike || p.pause.Until > p.now.At || p.pause.Probe {
+		if !alike || p.pause.Until > p.now.At || p.pause.Probe {
+			return nil
+		}
+		j := p.takeFree(c.there(p, from), p.spread(costs[i]), p.terms.Guard.Microseconds(), p.slack, len(c.parts) == 1)
+		if j < 0 {
 			return nil
 		}
 		if from = c.here(p, p.book[j].at); i > 0 && from != c.here(c.parts[0], c.parts[0].book[free[0]].at) {

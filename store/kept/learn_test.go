@@ -151,8 +151,15 @@ func TestFleetLearnsHiddenRate(t *testing.T) {
 	}
 }
 
-// Requests that were reserved before a rate decreases are not sent at the old pace after it.
+// Requests that were reserved before a rate decreases are not sent at the old pace after it, nor after the pause that the
+// response asks for.
 func TestDecreaseEndsOldPace(t *testing.T) {
+	for _, told := range []time.Duration{0, 100 * time.Millisecond} {
+		testDecreaseEndsOldPace(t, told)
+	}
+}
+
+func testDecreaseEndsOldPace(t *testing.T, told time.Duration) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 100*time.Microsecond, time.Millisecond, 2*time.Millisecond, 5*time.Millisecond)
 		p := learns
@@ -166,10 +173,16 @@ func TestDecreaseEndsOldPace(t *testing.T) {
 		for _, l := range all {
 			for range 8 {
 				wg.Go(func() {
-					for l.Wait(ctx) == nil {
+					for ctx.Err() == nil {
+						permit, err := l.Acquire(ctx, nil)
+						if err != nil {
+							return
+						}
 						mu.Lock()
 						sent = append(sent, time.Now())
 						mu.Unlock()
+						permit.Passed()
+						permit.Release()
 					}
 				})
 			}
@@ -179,19 +192,96 @@ func TestDecreaseEndsOldPace(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = permit.Refused(ctx, 0)
+		_ = permit.Refused(ctx, told)
 		permit.Release()
-		time.Sleep(100 * time.Millisecond) // until all have heard of it
+		time.Sleep(told + 100*time.Millisecond) // until all have heard of it
 		after := time.Now()
 		wg.Wait()
 		sent = slices.DeleteFunc(sent, after.After)
 		for i := range 20 { // the pace was 25 ms
 			if gap := sent[i+1].Sub(sent[i]); gap < 30*time.Millisecond {
-				t.Errorf("request %d was sent %v after the one before, want 32 ms", i+1, gap)
+				t.Errorf("told %v: request %d was sent %v after the one before, want 32 ms", told, i+1, gap)
 			}
 		}
 		if rate := float64(len(sent)) / time.Since(after).Seconds(); rate < 25 {
-			t.Errorf("%.1f requests a second, want 25", rate)
+			t.Errorf("told %v: %.1f requests a second, want 25", told, rate)
+		}
+	})
+}
+
+// After a decrease, requests go on at the new rate, however long the queue ahead was.
+func TestDecreaseLeavesNoGap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, slices.Repeat([]time.Duration{time.Millisecond}, 16)...)
+		p := learns
+		p.Tiers = []throttle.Tier{{Limit: 20, Window: time.Second, Algorithm: throttle.GCRA, Burst: 1, Learn: throttle.Learn{Most: 20}}}
+		ctx, cancel := context.WithCancel(t.Context())
+		all := f.limiters(t, p)
+		admitted, wait := keepAsking(ctx, all, 8) // 6 s ahead
+		time.Sleep(10 * time.Second)
+		permit, err := all[0].Acquire(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = permit.Refused(t.Context(), 0)
+		permit.Release()
+		from := time.Now()
+		time.Sleep(6 * time.Second)
+		if n := admitted.between(from, time.Now()); n < 6*9 || n > 6*17 { // the rate is 16
+			t.Errorf("%d requests in 6 s", n)
+		}
+		cancel()
+		wait()
+	})
+}
+
+// A process that has not heard of a decrease sends what it had reserved before. If that is refused, the rate decreases no
+// more.
+func TestRefusalBeforeNewsDecreasesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := deafFleet(t, time.Millisecond, time.Millisecond, 0)
+		p := learns
+		p.Tiers = []throttle.Tier{{Limit: 40, Window: time.Second, Algorithm: throttle.GCRA, Burst: 1, Learn: throttle.Learn{Most: 40}}}
+		all := f.limiters(t, p)
+		refused, err := all[0].Acquire(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		permits := make(chan *throttle.Permit, 20)
+		var wg sync.WaitGroup
+		for range cap(permits) {
+			wg.Go(func() {
+				permit, err := all[1].Acquire(t.Context(), nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				permits <- permit
+			})
+		}
+		time.Sleep(50 * time.Millisecond)
+		_ = refused.Refused(t.Context(), 0)
+		refused.Release()
+		first := learnedOf(t, all[2]).Learned
+		if first.Refused < 38 || first.Rate > 32 {
+			t.Fatalf("after a refusal the tier knows %+v", *first)
+		}
+		time.Sleep(150 * time.Millisecond)
+		for len(permits) > 0 {
+			<-permits
+		}
+		permit := <-permits
+		_ = permit.Refused(t.Context(), 0)
+		if got := learnedOf(t, all[2]).Learned; got.Refused != first.Refused {
+			t.Errorf("after a refusal of a request of before, the tier knows %+v, want %+v", *got, *first)
+		}
+		wg.Wait()
+		for len(permits) > 0 { // the last one was reserved anew
+			permit = <-permits
+		}
+		_ = permit.Refused(t.Context(), 0)
+		if got := learnedOf(t, all[2]).Learned; got.Refused == first.Refused {
+			t.Errorf("after a refusal of a request of later, the tier knows %+v", *got)
 		}
 	})
 }

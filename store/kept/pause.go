@@ -45,7 +45,7 @@ func (t *txn) teach(p store.Pause, of *algorithms.Plan) (tolerated, decreases bo
 			continue
 		}
 		own, before := p, lastRefused(l, t.now)
-		own.Refused = &store.Refused{At: t.refusedAt(p.Refused.At, before), Cost: t.of(i, cost)}
+		own.Refused = &store.Refused{At: t.refusedAt(p, before), Cost: t.of(i, cost)}
 		if void := pause.Teach(l, t.now, own, t.level); i == t.own {
 			tolerated = void
 		}
@@ -55,10 +55,12 @@ func (t *txn) teach(p store.Pause, of *algorithms.Plan) (tolerated, decreases bo
 	return tolerated, decreases
 }
 
-// refusedAt returns when a refused request was decided, which was admitted for an instant. If that is an instant of the pause
-// that has begun with the last refusal, it was reserved before.
-func (t *txn) refusedAt(at, last int64) int64 {
-	if last > 0 && at >= last && at < min(t.pause.Until, t.now.At) {
+// refusedAt returns the instant at which the request of a refusal was admitted. If a rate has decreased before that instant, but
+// the request was reserved before the decrease, it returns an instant before the decrease. Such an instant is one of the pause
+// that the decrease has begun, or the request is of an earlier epoch: its process had not heard of the decrease.
+func (t *txn) refusedAt(p store.Pause, last int64) int64 {
+	at := p.Refused.At
+	if last > 0 && at >= last && (at < min(t.pause.Until, t.now.At) || p.Once && p.Epoch < t.pause.Epoch) {
 		return last - 1
 	}
 	return at
@@ -74,11 +76,9 @@ func lastRefused(l *algorithms.Ledger, now algorithms.Moment) (at int64) {
 	return at
 }
 
-// voidReserved makes all processes reserve anew, and not at the instants of before. While a probe is in flight, no
-// reservations are in use.
+// voidReserved makes all processes reserve anew. While a probe is in flight, no reservations are in use.
 func (t *txn) voidReserved() {
 	if !t.pause.Probing {
 		t.pause.Epoch++
-		t.takesFrom = t.frontier().At
 	}
 }

@@ -34,6 +34,8 @@ type txn struct {
 	size, known int
 	// whole is the plan's ledger with the bookings, or nil while it is not needed.
 	whole *algorithms.Ledger
+	// pace finds the free bookings that keep the pace of rates that are learned.
+	pace pace
 
 	// changed reports that the state must be written, and urgent that others should learn of it at once.
 	changed, urgent bool
@@ -680,13 +682,14 @@ func (t *txn) checkSize(value []byte, ahead bool) error {
 
 // takeFree returns the index of the first free booking from an instant on that a request can take over, or
 // -1. The request counts for its guard, less slack at most, and no longer than the booking. The farther away the booking
-// is, the less the slack: else the clocks part until then by more than the request is valid.
-func (t *txn) takeFree(from int64, cost []int64, guard int64, slack time.Duration) int {
+// is, the less the slack: else the clocks part until then by more than the request is valid. The booking may move to keep the
+// pace if moves is set.
+func (t *txn) takeFree(from int64, cost []int64, guard int64, slack time.Duration, moves bool) int {
 	for i := range t.book {
 		b := &t.book[i]
 		if b.free && b.at >= max(from, t.takesFrom) && fits(cost, b.cost) {
 			shorter := max(0, slack-timing.Parting(t.now.Until(b.at)))
-			if b.guard >= guard-shorter.Microseconds() {
+			if b.guard >= guard-shorter.Microseconds() && t.pace.keeps(t, i, cost, moves) {
 				return i
 			}
 		}
