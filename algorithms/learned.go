@@ -14,9 +14,10 @@ import (
 // first two after it, cause no other: the provider still counts those before. A refusal pauses callers only
 // if the response asks for a wait, or if one of the next requests, up to the tenth, is refused.
 //
-// The rate never leaves Least and Most, and never grows beyond twice what callers use. After a minute
-// without requests it is at most 0.9 of what it was. The provider refuses about 0.2 to 1 % of the
-// requests. Callers see these refusals, and package retry sends the requests again.
+// The rate never leaves Least and Most, and never grows beyond twice what callers use at a steady pace.
+// Bursts, which it spaces out, let it grow further. After a minute without requests it is at most 0.9 of
+// what it was. The provider refuses about 0.2 to 1 % of the requests. Callers see these refusals, and
+// package retry sends the requests again.
 //
 // Burst is how many units may be sent at once, and Limit if zero. Set it to 1 unless the provider is
 // known to allow more, because a refused burst looks like too high a rate.
@@ -38,8 +39,8 @@ type Learn struct {
 //
 // x does not grow with time but with the units that were admitted while the rate was what limited them:
 // within one unit's time of the first instant at which the bucket could admit them. So the rate is
-// never above twice what callers use, and idle time earns nothing. x is 1 after as many units as
-// the bad rate admits in 45 seconds, and at least 100.
+// never above twice what callers use at a steady pace, and idle time earns nothing. x is 1 after as
+// many units as the bad rate admits in 45 seconds, and at least 100.
 //
 // Units count from their admission, and do not wait for responses: there is no known counter that a
 // response could confirm. Refusals of requests that were admitted before the last decrease are part of
