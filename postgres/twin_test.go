@@ -38,7 +38,8 @@ func TestDecidesAsLedgers(t *testing.T) {
 			t.Run(fmt.Sprint(lane), func(t *testing.T) {
 				t.Parallel()
 				for i := lane; i < traces && !t.Failed(); i += lanes {
-					counts <- kepttwin.Run(t, kepttwin.Config{Keeper: k, Ahead: true, Window: 2 * time.Second, Seed: uint64(i), Steps: 20})
+					seed := uint64(1000 + i) // package store/kept plays the others in memory
+					counts <- kepttwin.Run(t, kepttwin.Config{Keeper: k, Ahead: true, Window: 2 * time.Second, Seed: seed, Steps: 20})
 				}
 			})
 		}

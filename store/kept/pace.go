@@ -83,5 +83,5 @@ func (p *pace) move(t *txn, i int, at int64) {
 	t.book[i].at = at
 	t.book = slices.Delete(t.book, i+1, n)
 	p.next -= n - i - 1
-	t.changed = true
+	t.changed, t.whole = true, nil
 }
