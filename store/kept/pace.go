@@ -22,12 +22,15 @@ type pace struct {
 	hasty map[int64]bool
 }
 
-// keeps reports whether the tiers of a plan that learns rates admit a cost at the instant of the i-th booking, which is
-// free, and then the next booking that is not free. If moves is set, the booking may become a little later for that.
+// keeps reports whether the tiers admit a cost at the instant of the i-th booking, which is free, and then the next booking
+// that is not free. If moves is set, the booking may become a little later for that. A plan that learns no rates always does.
 func (p *pace) keeps(t *txn, i int, cost []int64, moves bool) bool {
+	if !t.plan.Learns() {
+		return true
+	}
 	b := t.book[i]
-	if !t.plan.Learns() || p.hasty[b.at] {
-		return !t.plan.Learns()
+	if p.hasty[b.at] {
+		return false
 	}
 	if p.used == nil || p.to > i {
 		l := t.ledger().Clone()
